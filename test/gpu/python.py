@@ -249,7 +249,7 @@ def gradients_are_right(group):
     for name, layers, compiled in (("unfused", Unfused, False), ("fused", perseus.nn, False),
                                    ("compiled", perseus.nn, True)):
         block = LlamaBlock(config, layers, group)
-        initialize(block, group)
+        initialize(block)
         torch.manual_seed(dist.get_rank())
         x = uniform(512 // group.world, 4, config.hidden).requires_grad_()
         run = torch.compile(block, fullgraph=True) if compiled else block

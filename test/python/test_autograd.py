@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from llama_block import Config, LlamaBlock, Unfused
 from ranks import random, run
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from train import furthest, initialize, train
 
@@ -265,6 +265,54 @@ class Gradients(unittest.TestCase):
             refused("moe_combine", perseus.moe_combine(rows, d), rows, rows=d.ends[-1])  # what follows is not written
         run(1, body)
 
+    def test_derivatives_that_only_torchs_own_ops_have_are_refused_by_name(self):
+        """Without it, forward mode gives a result without a derivative, which is then taken for zero."""
+        def forward(op, call, x):
+            with self.assertRaisesRegex(NotImplementedError, f"perseus.{op}: forward-mode"):
+                torch.func.jvp(call, (x,), (x,))
+            with forward_ad.dual_level():
+                call(x)  # nobody asks for one
+                with self.assertRaisesRegex(NotImplementedError, f"perseus.{op}: forward-mode"):
+                    call(forward_ad.make_dual(x, x))
+
+        def body(group):
+            a, w, q = random(0, 32, 64), random(1, 48, 64), random(0, 1, 64, 2, 64)
+            for op in ("matmul_reduce_scatter", "matmul_all_reduce", "all_gather_matmul"):
+                def product(x):
+                    return getattr(perseus, op)(x, w.t(), group)
+                forward(op, product, a)
+                forward(op, lambda x: getattr(torch.ops.perseus, op)(x, w.t(), group.name), a)
+                for transform in (torch.func.grad, torch.func.jacrev):
+                    with self.assertRaisesRegex(NotImplementedError, f"perseus.{op}.*: the derivatives of torch.func"):
+                        transform(lambda x: product(x).float().sum())(a)
+                each = torch.func.vmap(product)(torch.stack((a, -a)))  # no derivative
+                self.assertTrue(torch.equal(each[1], product(-a)), op)
+            forward("all_gather_matmuls", lambda x: perseus.all_gather_matmuls(a, [x], group)[0], w.t().contiguous())
+            forward("all_reduce", lambda x: perseus.all_reduce(x, group), a)
+            forward("ring_attention", lambda x: perseus.ring_attention(x, q, q, group)[0], q)
+        run(1, body)
+
+    def test_results_that_get_no_gradient_are_zeros_to_the_other_ranks(self):
+        class Nothing(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                return None
+
+        def body(group):
+            found = []
+            for op in ("all_gather_matmul", "all_gather_matmuls", "matmul_reduce_scatter", "matmul_all_reduce"):
+                a, w = (random(group.rank, *shape).requires_grad_() for shape in ((32, 64), (48, 64)))
+                y = getattr(perseus, op)(a, [w.t()] if op == "all_gather_matmuls" else w.t(), group)
+                y = y[0] if isinstance(y, list) else y
+                (y if group.rank else Nothing.apply(y)).float().sum().backward()
+                found.append(bool(a.grad.any()) == (group.rank == 1 or op != "matmul_all_reduce"))
+            return found
+        self.assertEqual(run(2, body), [[True] * 4] * 2)
+
     def test_autocast_casts_what_torchs_products_cast(self):
         def body(group):
             for dtype in (torch.bfloat16, torch.float16):
@@ -317,27 +365,6 @@ class Gradients(unittest.TestCase):
                                           max_tokens=16, capacity=512, group=group)[0]
             with self.assertRaisesRegex(NotImplementedError, "perseus.moe_dispatch_gemm has no backward"):
                 y.sum().backward()
-        run(1, body)
-
-
-class SplitBackward(unittest.TestCase):
-    """Schedules of zero bubble compute the gradients of inputs first, and later those of weights."""
-
-    def test_the_later_half_is_refused_by_the_name_of_the_op(self):
-        column, row = perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear
-        cases = [("all_gather_matmul_kept", column, {}), ("all_gather_matmul", column, {"keep_gathered": False}),
-                 ("replicated_matmul", column, {"sequence_parallel": False}), ("matmul_reduce_scatter", row, {}),
-                 ("matmul_all_reduce", row, {"sequence_parallel": False})]
-
-        def body(group):
-            for op, kind, options in cases:
-                layer, x = kind(64, 96, group, **options), random(0, 32, 64).requires_grad_()
-                loss = layer(x).float().square().mean()
-                (of_x,), groups = stage_backward_input([loss], None, [x], iter(list(layer.parameters())))
-                self.assertGreater(float(of_x.float().norm()), 0)
-                del loss  # as a schedule does
-                with self.assertRaisesRegex(NotImplementedError, rf"perseus\.{op}: a pipeline that splits"):
-                    stage_backward_weight(iter(list(layer.parameters())), groups)
         run(1, body)
 
 

@@ -312,6 +312,34 @@ class Refused(unittest.TestCase):
                           [product(random(0, 64, 64), random(0, 64, 64))])
         self.assertEqual(run(1, body), [0])
 
+    def test_operands_of_sizes_that_were_right_before(self):
+        """What depends on sizes is found once; the rest is looked at in each call."""
+        a, b = random(0, 32, 64), random(0, 96, 64).t()
+        cases = [("a begins at", random(0, 32 * 64 + 1)[1:].view(32, 64), b, None),
+                 ("a with shape .* has strides", random(0, 64, 32).t(), b, None),
+                 ("b begins at", a, random(0, 96 * 64 + 1)[1:].view(96, 64).t(), None),
+                 ("b with shape .* has strides", a, random(0, 96, 128)[:, ::2].t(), None),
+                 ("b is torch.float16, and a", a, b.half(), None),
+                 ("bias is torch.float16", a, b, random(0, 96).half()), ("bias has shape", a, b, random(0, 95))]
+
+        def body(group):
+            for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
+                want = [product(a, b)]
+                for _ in range(2):
+                    self.assertEqual(beyond(getattr(perseus, op)(a, b, group, bias=random(0, 96).zero_()), want), 0)
+                    for said, x, y, bias in cases:
+                        with self.assertRaisesRegex((TypeError, ValueError), f"perseus.{op}: {said}"):
+                            getattr(perseus, op)(x, y, group, bias=bias)
+        run(1, body)
+
+    def test_what_was_found_for_sizes_is_bounded(self):
+        def body(group):
+            with mock.patch.object(type(group.products), "MOST", 2):
+                bad = sum(beyond(perseus.matmul_all_reduce(random(0, rows, 64), random(0, 64, 96), group),
+                                 [product(random(0, rows, 64), random(0, 64, 96))]) for rows in (1, 2, 3, 4, 1))
+            return bad, len(group.products) <= 2
+        self.assertEqual(run(1, body), [(0, True)])
+
     def test_wrong_dtypes(self):
         half, wide = torch.zeros(8, 8, dtype=torch.float16), torch.zeros(8, 8)
         self.refused(TypeError, "a is torch.float32; it must be torch.bfloat16 or torch.float16",
@@ -391,6 +419,48 @@ class Refused(unittest.TestCase):
         shifted = torch.zeros(8 * 8 + 1, dtype=torch.bfloat16)[1:].view(8, 8)
         self.refused(ValueError, "aligned to 16 bytes",
                      lambda g: perseus.matmul_all_reduce(shifted, random(0, 8, 8), g))
+
+    def test_memory_that_was_freed(self):
+        """To the library it would be an operand that was not given: a product without its bias."""
+        def freed(*shape):
+            t = random(0, *shape)
+            t.untyped_storage().resize_(0)
+            return t
+
+        def body(group):
+            a, b, row = random(0, 32, 64), random(0, 64, 48), random(0, 48)
+            plan = perseus.moe_plan(max_tokens=32, hidden=64, experts=2, top_k=1, inner=48, group=group)
+            chosen, weights, down = torch.zeros(32, 1, dtype=torch.int64), torch.ones(32, 1), random(0, 2, 48, 64)
+            perseus.matmul_all_reduce(a, b, group)  # its sizes are known from now on
+            for what, call in (
+                    ("matmul_all_reduce: a", lambda: perseus.matmul_all_reduce(freed(32, 64), b, group)),
+                    ("matmul_all_reduce: b", lambda: perseus.matmul_all_reduce(a, freed(64, 48), group)),
+                    ("matmul_all_reduce: bias", lambda: perseus.matmul_all_reduce(a, b, group, bias=freed(48))),
+                    ("matmul_all_reduce_rms_norm: residual",
+                     lambda: perseus.matmul_all_reduce_rms_norm(a, b, freed(32, 48), row, 1e-6, group)),
+                    ("all_reduce: x", lambda: perseus.all_reduce(freed(32, 64), group)),
+                    ("quantise: x", lambda: perseus.quantise(freed(32, 128))),
+                    ("moe_layer: gate_up",
+                     lambda: perseus.moe_layer(a, chosen, weights, freed(2, 64, 96), down, plan))):
+                with self.assertRaisesRegex(ValueError, f"perseus.{what} with shape .* has no memory"):
+                    call()
+            self.assertEqual(perseus.matmul_all_reduce(a[:0], b, group).shape, (0, 48))
+        run(1, body)
+
+    def test_memory_that_a_parameter_does_not_have_yet(self):
+        """Nobody would write the result."""
+        def body(group):
+            a, b = random(0, 32, 64), random(0, 64, 48)
+            for op in ("all_gather_matmul", "matmul_all_reduce", "replicated_matmul"):
+                call = getattr(perseus, op)
+                with self.assertRaisesRegex(ValueError, f"perseus.{op}: b is on the meta device, and a on cpu"):
+                    call(a, b.to("meta"), group)
+                with self.assertRaisesRegex(ValueError, f"perseus.{op}: bias is on the meta device, and a on cpu"):
+                    call(a, b, group, bias=random(0, 48).to("meta"))
+                self.assertTrue(call(a.to("meta"), b.to("meta"), group).is_meta)
+            with self.assertRaisesRegex(ValueError, "all_gather_matmuls: bs is on the meta device"):
+                perseus.all_gather_matmuls(a, [b, b.to("meta")], group)
+        run(1, body)
 
     def test_wrong_shapes(self):
         self.refused(ValueError, "a has 8 columns and b 16 rows",

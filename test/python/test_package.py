@@ -218,12 +218,22 @@ class Commands(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stdout, f"problem .*{library}")
 
-    def test_an_example_for_gpus_says_how_to_start_it(self):
-        for name in ("train", "moe_block"):
-            done = Interpreters.run("file", SOURCE / f"examples/{name}.py",
-                                    env={key: value for key, value in os.environ.items() if key != "LOCAL_RANK"})
+    def test_output_that_is_lost_is_an_error(self):
+        for words, unbuffered in (([], ""), (["--json"], "1"), (["--help"], ""), (["--help"], "1")):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([sys.executable, "-m", "perseus.info", *words], stdout=full, text=True,
+                                      stderr=subprocess.PIPE, env=dict(os.environ, PYTHONUNBUFFERED=unbuffered))
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
-            self.assertIn(f"{name}.py: start it by torchrun", done.stderr)
+            self.assertIn("perseus.info: cannot write all of the output: No space left", done.stderr)
+
+    def test_an_example_for_gpus_says_how_to_start_it_and_what_it_lacks(self):
+        for name, rank, said in (("train", None, "start it by torchrun"), ("moe_block", None, "start it by torchrun"),
+                                 ("train", "97", "no GPU for local rank 97"), ("moe_block", "97", "no GPU for local")):
+            env = {key: value for key, value in os.environ.items() if key != "LOCAL_RANK"}
+            done = Interpreters.run("file", SOURCE / f"examples/{name}.py",
+                                    env=dict(env, LOCAL_RANK=rank) if rank else env)
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
+            self.assertIn(f"{name}.py: {said}", done.stderr)
 
     def test_the_example_without_a_gpu(self):
         done = subprocess.run([sys.executable, str(SOURCE / "examples/emulated.py")], capture_output=True, text=True)
@@ -233,12 +243,14 @@ class Commands(unittest.TestCase):
     def test_the_host_cost_is_measured_without_a_gpu(self):
         done = command("perseus.bench", "--host-cost", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertLessEqual({"empty", "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"},
+        self.assertLessEqual({"empty", "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce",
+                              "a node, both passes", "matmul_reduce_scatter, both passes"},
                              set(json.loads(done.stdout)["host_us"]))
 
     def test_bench_refuses_what_it_cannot_do(self):
         from perseus import bench
-        for arguments, said in ((["--shape", "3x4"], "wants MxNxK"), ([], "the emulator has no times")):
+        for arguments, said in ((["--shape", "3x4"], "wants MxNxK"), (["--shape", "0x3x4"], "wants MxNxK"),
+                                (["--rounds", "0"], "--rounds 0: want 1"), ([], "the emulator has no times")):
             status, text = refusal(bench, *arguments)
             self.assertNotEqual(status, 0)
             self.assertIn(said, text)

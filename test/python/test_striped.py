@@ -104,6 +104,10 @@ class Cutting(unittest.TestCase):
             self.assertTrue(torch.equal(perseus.join_sequence(mine, group, dim=1, length=900), whole))
             with self.assertRaisesRegex(ValueError, "900 positions"):
                 perseus.split_sequence(whole, group, dim=1)
+            for call in (perseus.split_sequence, perseus.join_sequence):
+                for x, dim in ((whole, 3), (whole, -4), (torch.tensor(1), 0)):
+                    with self.assertRaisesRegex(IndexError, f"{call.__name__}: x with shape .* has no dimension {dim}"):
+                        call(x, group, dim=dim)
             return True
         self.assertEqual(run(2, body), [True] * 2)
 

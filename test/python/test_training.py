@@ -3,6 +3,7 @@
 distributed checkpoints, clipping, optimizers, meta device, FSDP2, DDP, torch's parallel styles. run.py runs it on the
 software NIC."""
 import copy
+import io
 import os
 import pathlib
 import sys
@@ -71,6 +72,18 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(whole(a[key]), whole(b[key])) for key in a)
 
 
+def saved(model):
+    """A model as torch.save() and torch.load() give it again."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+class Own(nn.Linear):
+    """A class of the program's own."""
+
+
 # ---- what the ranks do; each returns what failed, by name ----
 
 def parameters(mesh, folder):
@@ -98,7 +111,7 @@ def parameters(mesh, folder):
     assigned = made(mesh, seed=1)
     assigned.load_state_dict(model.state_dict(), assign=True)
     for name, m in (("the model", model), ("a copy", copy.deepcopy(model)), ("assigned", assigned),
-                    ("from meta", empty)):
+                    ("from meta", empty), ("saved whole", saved(model))):
         m.zero_grad()
         m(random(group.rank, 16, HIDDEN)).float().sum().backward()
         parts = {key: p.grad.placements[0] for key, p in m.named_parameters()}
@@ -111,6 +124,11 @@ def parameters(mesh, folder):
         yield (f"{name}: sums are right",
                all(torch.allclose(whole(p.grad).float(), expected[key].float(), rtol=0.02, atol=0.05)
                    for key, p in m.named_parameters() if key in expected))
+    own, x = Own(HIDDEN, INNER, dtype=torch.bfloat16), random(0, 16, HIDDEN)
+    linear = parallelize_module(own, mesh, perseus.parallel.ColwiseParallel())
+    again = saved(linear)
+    yield "a layer of a class of one's own, saved", torch.equal(again(x), linear(x)) and isinstance(again, Own)
+    yield "copies are of one class", type(copy.deepcopy(model).norm) is type(model.norm)
 
 
 def clipping(mesh, folder):
@@ -300,6 +318,18 @@ class Shared(nn.Module):
         return y * part(x.mean((1, 2), keepdim=True)), self.odd(x)
 
 
+class Branch(nn.Module):
+    """Does not call all of its products."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+        self.up, self.gate = (nn.Linear(HIDDEN, INNER, dtype=torch.bfloat16) for _ in range(2))
+
+    def forward(self, x):
+        return self.up(1 // 0 if self.fails else x)
+
+
 def plans(mesh, folder):
     """Plans of torch's styles that fused() has changed give the same."""
     group = perseus.init(mesh)
@@ -326,6 +356,17 @@ def plans(mesh, folder):
                 yield f"local {local}, factor {factor.numel()}, {i}: {error:g}", bool(error < 0.2)
         kinds = [type(getattr(model[0], name)).__name__ for name in ("up", "gate", "down", "odd")]
         yield f"kinds {kinds}", kinds == ["_Split"] * 3 + (["Linear"] if 7 % group.world else ["_Split"])
+    for fails in (False, True):
+        one = Branch(fails)
+        parallelize_module(one, mesh, {"": perseus.parallel.GatheredInput("up", "gate"),
+                                       "up": perseus.parallel.ColwiseParallel(),
+                                       "gate": perseus.parallel.ColwiseParallel()})
+        try:
+            one(random(group.rank, 2, 4, HIDDEN))
+        except ZeroDivisionError:
+            pass
+        yield (f"no result stays, fails {fails}", one.gate.perseus_given is None and one.up.perseus_given is None
+               and torch.equal(whole(copy.deepcopy(one).up.weight), whole(one.up.weight)))
     try:
         parallelize_module(Shared(), mesh, perseus.parallel.GatheredInput("up"))(x=x)
         yield "no positional input", False

@@ -131,9 +131,12 @@ def main() -> int:
                         help="of the distance of a result or gradient, over its norm")
     options = vars(parser.parse_args())
     tokens, rounds, tolerance = (options.pop(name) for name in ("tokens", "rounds", "tolerance"))
-    if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
+    if "LOCAL_RANK" not in os.environ:
         parser.exit(1, f"{parser.prog}: start it by torchrun --nproc-per-node GPUS, on Hopper GPUs; emulated.py needs "
                        "none\n")
+    if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+        parser.exit(1, f"{parser.prog}: no GPU for local rank {os.environ['LOCAL_RANK']}: torch finds "
+                       f"{torch.cuda.device_count()}; emulated.py needs none\n")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     group = perseus.init()

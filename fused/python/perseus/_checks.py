@@ -24,12 +24,26 @@ def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtyp
         raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
     if t.device != group.device:
         raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
-    if t.data_ptr() % 16:
-        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes (is it a "
-                         "slice of a larger tensor?)")
+    _check_memory(op, what, t)
     layout = "row-major or the transpose of a row-major matrix" if dtype else "row-major"
     raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, "
                      "without gaps: call .contiguous()")
+
+
+def _misplaced(t: torch.Tensor) -> bool:
+    """Also of memory that is gone: the library takes a null pointer for an operand that was not given."""
+    begin = t.data_ptr()
+    return begin & 15 != 0 or begin == 0 and t.numel() != 0
+
+
+def _check_memory(op: str, what: str, t: torch.Tensor) -> None:
+    begin = t.data_ptr()
+    if begin == 0 and t.numel():
+        raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has no memory: its storage was freed (is "
+                         "it a parameter that FSDP has gathered and freed again?)")
+    if begin & 15:
+        raise ValueError(f"perseus.{op}: {what} begins at {begin:#x}; it must be aligned to 16 bytes (is it a slice of "
+                         "a larger tensor?)")
 
 
 def _check_kind(op: str, what: str, given: Any, kind: type) -> None:
@@ -39,14 +53,14 @@ def _check_kind(op: str, what: str, given: Any, kind: type) -> None:
 
 
 def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:
-    if (a.dtype not in _PRODUCTS or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15
+    if (a.dtype not in _PRODUCTS or a.dim() != 2 or a.get_device() != group.number or _misplaced(a)
         or not a.is_contiguous()):
         _refuse(group, op, what, a)
 
 
 def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether b is the transpose of an [n, k] matrix."""
-    if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
+    if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or _misplaced(b):
         _refuse(group, op, "b", b, a.dtype)
     rows, columns = b.shape
     if a.shape[1] != rows:
@@ -73,13 +87,12 @@ def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | Non
                          f"({n},), one for each column of b, without gaps")
     if bias.get_device() != group.number:
         raise ValueError(f"perseus.{op}: bias is on {bias.device}; group {group.name} works on {group.device}")
-    if bias.data_ptr() & 15:
-        raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
+    _check_memory(op, "bias", bias)
 
 
 def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
     """shape: -1 for any size."""
-    if (t.dtype is not dtype or t.get_device() != group.number or t.data_ptr() & 15 or not t.is_contiguous()
+    if (t.dtype is not dtype or t.get_device() != group.number or _misplaced(t) or not t.is_contiguous()
         or t.shape != shape and not _fits(t.shape, shape)):
         _refuse_tensor(group, op, what, t, dtype, shape)
 
@@ -99,7 +112,7 @@ def _refuse_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: tor
     if not t.is_contiguous():
         raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be "
                          "contiguous")
-    raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+    _check_memory(op, what, t)
 
 
 def _check_scaled(group: Group, op: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
@@ -112,8 +125,7 @@ def _check_scaled(group: Group, op: str, a: torch.Tensor, b: torch.Tensor, scale
             raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
         if t.get_device() != group.number:
             raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
-        if t.data_ptr() & 15:
-            raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+        _check_memory(op, what, t)
         if not (t if what == "a" else t.t()).is_contiguous():
             raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; "
                              + ("it must be row-major, without gaps: call .contiguous()" if what == "a" else

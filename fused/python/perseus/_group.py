@@ -41,6 +41,17 @@ class Plan:
         self.info: Any = None  # MoE: struct prs_moe_info
 
 
+class Products(dict):
+    """What was found for operands of some sizes; begins anew where programs have too many of them."""
+
+    MOST = 4096
+
+    def __setitem__(self, sizes: tuple, found: tuple) -> None:
+        if len(self) == self.MOST:
+            self.clear()
+        super().__setitem__(sizes, found)
+
+
 def _sizes(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items())
 
@@ -68,6 +79,7 @@ class Group:
         dummy = isinstance(threading.current_thread(), threading._DummyThread)
         self.thread = threading.main_thread().ident if dummy else threading.get_ident()
         self._plans: dict[Any, Plan] = {}
+        self.products = Products()  # by sizes, for ops that were called with them
         self.frozen = False
         self.ended: Any = None  # called by close()
         self.absent: list[int] = []  # ranks that were left out
@@ -401,6 +413,7 @@ class Group:
         for plan in self._plans.values():
             plan.close(plan.handle)
         self._plans.clear()
+        self.products.clear()
         with self._alive:
             handle, self._handle = self._handle, None
         self.library.prs_fused_close(handle)

@@ -49,4 +49,5 @@ def tune(op: str, m: int, n: int, k: int, group: GroupLike = None, *, transposed
     for key in [key for key in g._plans if key[:3] == (OPS[op], n, k) and key[-1] == rows]:
         retired = ("before tuning", len(g._plans), *key)
         g._plans[retired] = g._plans.pop(key)  # captured graphs may still use it
+    g.products.clear()
     return {name: getattr(best, name) for name, _ in best._fields_}

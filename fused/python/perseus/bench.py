@@ -11,6 +11,7 @@ wrong.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -22,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 import perseus
+
+from ._command import Parser
 
 SHAPES = ["8192x28672x8192", "8192x8192x28672", "8192x14336x4096", "8192x4096x14336", "1024x14336x4096",
           "1024x4096x14336"]
@@ -52,6 +55,13 @@ class _NoDevice:
         pass
 
 
+def _no_launch(launch: Any) -> Any:
+    """A function of C that takes what a launch takes, does nothing, and returns 0."""
+    function = ctypes.CDLL("libm.so.6").fegetround
+    function.argtypes = launch.argtypes
+    return function
+
+
 def per_call(call: Callable[[], Any], wait: Callable[[], None], calls: int = 100, rounds: int = 20) -> float:
     """Microseconds of the host: the median of rounds, in which the GPU has nothing to make the host wait."""
     taken = []
@@ -65,27 +75,68 @@ def per_call(call: Callable[[], Any], wait: Callable[[], None], calls: int = 100
     return statistics.median(taken)
 
 
+class _Node(torch.autograd.Function):
+    """What any op with gradients costs the host: a node of torch, two launches of a plan into memory that is there, and
+    the product of the weight's gradient. Nothing is checked."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, launch: Any) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.launch = launch
+        return launch(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        return ctx.launch(g, b.t()), g.t().mm(a).t(), None
+
+
+def _steps(group: perseus.Group) -> dict[str, Callable[[], Any]]:
+    """An op forward and backward, small enough that products cost the host little, and the same by _Node."""
+    a, w = (torch.randn(16, 16, device=group.device).bfloat16().requires_grad_() for _ in range(2))
+    g, out, function = torch.ones_like(a), torch.empty_like(a), group.library.prs_gemm_launch
+    plan = group.product(perseus.ops.ALLREDUCE, 16, 16, 16, True, 1, 0)
+
+    def launch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        x = plan.operands
+        x.a, x.b, x.c, x.m = a.data_ptr(), b.data_ptr(), out.data_ptr(), 16
+        function(plan.handle, plan.reference, group.place.stream())
+        return out.detach()
+
+    def step(call: Callable[..., torch.Tensor], *rest: Any) -> Callable[[], None]:
+        def run() -> None:
+            call(a, w.t(), *rest).backward(g)
+            a.grad = w.grad = None
+        return run
+    return {"a node": step(_Node.apply, launch),
+            **{op: step(getattr(perseus, op), group) for op in (*OPS, "replicated_matmul")}}
+
+
 def host_cost(group: perseus.Group) -> dict[str, float]:
-    """The cost of an op beyond an empty one, and of the library's launch in it. A small product on one rank: no other
-    rank to wait for."""
+    """The cost of an op beyond an empty one, and of the library's launch in it; then of ops with their backward pass. A
+    small product on one rank: no other rank to wait for."""
     torch.set_num_threads(1)
     a = torch.randn(128, 128, device=group.device).bfloat16()
     b, name, ops = torch.randn(128, 128, device=group.device).bfloat16().t(), group.name, torch.ops.perseus
     for op in OPS:
         getattr(ops, op)(a, b, name)
-    plan = group.product(perseus.ops.ALLGATHER, 128, 128, 128, True, 0, 0)  # bf16, the one of the op
+    for step in list(_steps(group).values())[1:]:  # opens the plans
+        step()
+    plan = group.product(perseus.ops.ALLGATHER, 128, 128, 128, True, 1, 0)  # bf16, the one of the op
     found = {}
     emulated = group.library.emulated
     if emulated:
         group.place.synchronize()
         launch, group.place, group.library.prs_gemm_launch = (
-            (group.library.prs_gemm_launch, group.place), _NoDevice(), lambda *_: 0)
+            (group.library.prs_gemm_launch, group.place), _NoDevice(), _no_launch(group.library.prs_gemm_launch))
     wait = (lambda: None) if emulated else torch.cuda.synchronize
     found["empty"] = per_call(lambda: torch.ops.perseus_bench.empty(a, b, name), wait)
     for op in OPS:
         found[op] = per_call(lambda: getattr(ops, op)(a, b, name), wait)
     found["fused_all_gather_matmul"] = per_call(lambda: ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False),
                                                 wait)
+    for name, step in _steps(group).items():
+        found[f"{name}, both passes"] = per_call(step, wait)
     if emulated:
         group.library.prs_gemm_launch, group.place = launch
         return found
@@ -191,8 +242,8 @@ def row(op: str, m: int, n: int, k: int, options: argparse.Namespace, group: per
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perseus.bench", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m perseus.bench", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", metavar="MxNxK",
                         help="may be given several times; default: layers of Llama-3 70B and 8B")
     parser.add_argument("--op", action="append", choices=OPS, help="default: all")
@@ -203,18 +254,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         shapes = [tuple(int(part) for part in text.split("x")) for text in options.shape or SHAPES]
-        if any(len(shape) != 3 for shape in shapes):
+        if any(len(shape) != 3 or min(shape) < 1 for shape in shapes):
             raise ValueError
     except ValueError:
         parser.error(f"--shape {options.shape}: wants MxNxK, such as 8192x14336x4096")
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: want 1 or more")
     if options.host_cost:
         group = perseus.init((dist.HashStore(), 0, 1), name="host-cost", device=0, watchdog=False)
         cost = host_cost(group)
         group.close()
         lines = (f"{name:26} {v:7.2f} us" + ("" if name in ("empty", "launch") else f"  ({v - cost['empty']:+.2f})")
                  for name, v in cost.items())
-        print(json.dumps({"host_us": {name: round(v, 2) for name, v in cost.items()}}) if options.json else
-              "\n".join(lines))
+        parser.say(json.dumps({"host_us": {name: round(v, 2) for name, v in cost.items()}}) if options.json else
+                   "\n".join(lines))
         return 0
     if perseus.library().emulated:
         sys.exit("perseus.bench: the emulator has no times: use libperseus-fused.so on GPUs, or --host-cost")
@@ -231,8 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
             found = row(op, *shape, options, group)
             bad += not found["ok"]
             if group.rank == 0:
-                print(json.dumps(found) if options.json
-                      else "  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+                parser.say(json.dumps(found) if options.json
+                           else "  ".join(f"{name} {value}" for name, value in found.items()))
     group.close()
     dist.destroy_process_group()
     return 1 if bad else 0

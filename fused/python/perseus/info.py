@@ -3,7 +3,6 @@
 something is missing."""
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 
 import perseus
+
+from ._command import Parser
 
 
 def devices() -> list[dict[str, Any]]:
@@ -53,25 +54,25 @@ def gather() -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perseus.info",
-                                     description="What is installed, and whether it can run here.")
+    parser = Parser(prog="python -m perseus.info", description="What is installed, and whether it can run here.")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     facts = gather()
     if options.json:
-        print(json.dumps(facts))
+        parser.say(json.dumps(facts))
         return 1 if facts["problems"] else 0
-    print(f"package   {facts['package']}")
-    print(f"library   {facts.get('library', 'none')}{' (emulator of Hopper GPUs)' if facts.get('emulated') else ''}")
-    print(f"torch     {facts['torch']}, CUDA {facts['cuda']}")
-    print(f"plugin    {facts['plugin'] or 'not in this installation'}")
+    parser.say(f"package   {facts['package']}")
+    parser.say(f"library   {facts.get('library', 'none')}"
+               f"{' (emulator of Hopper GPUs)' if facts.get('emulated') else ''}")
+    parser.say(f"torch     {facts['torch']}, CUDA {facts['cuda']}")
+    parser.say(f"plugin    {facts['plugin'] or 'not in this installation'}")
     for d in facts["devices"]:
-        print(f"GPU {d['index']}     {d['name']}, {d['capability']}{'' if d['usable'] else ' (not Hopper: not used)'}, "
-              f"reaches {d['reaches']}")
+        parser.say(f"GPU {d['index']}     {d['name']}, {d['capability']}"
+                   f"{'' if d['usable'] else ' (not Hopper: not used)'}, reaches {d['reaches']}")
     for name, value in facts["variables"].items():
-        print(f"variable  {name}={value}")
+        parser.say(f"variable  {name}={value}")
     for problem in facts["problems"]:
-        print(f"problem   {problem}")
+        parser.say(f"problem   {problem}")
     return 1 if facts["problems"] else 0
 
 

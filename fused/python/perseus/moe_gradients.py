@@ -165,35 +165,30 @@ _define("moe_layer_backward(Tensor g, Tensor gate_up, Tensor down, Tensor origin
 
 # ---- what autograd keeps, and calls ----
 
-def _only_first_differentiable(ctx: Any, output: tuple) -> None:
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # torch would fill zeros of the size of each other output, kept rows included
-
-
-def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> tuple:
     _, _, router_weights, ctx.sizes, _, _, ctx.group_name, _ = inputs
-    _only_first_differentiable(ctx, output)
-    ctx.save_for_backward(router_weights, output[1], output[4])
+    ctx.mark_non_differentiable(*output[1:])
+    return router_weights, output[1], output[4]
 
 
-def _dispatch_backward(ctx: Any, of_rows: torch.Tensor, *unused: Any) -> tuple:
-    router_weights, origins, maps = ctx.saved_tensors
+def _dispatch_backward(ctx: Any, saved: Any, needed: tuple, of_rows: torch.Tensor, *unused: Any) -> tuple:
+    router_weights, origins, maps = saved
     of_tokens = _call.moe_combine(of_rows.contiguous(), router_weights, origins, maps, None, False, ctx.sizes,
                                  ctx.group_name)
     return of_tokens, None, None, None, None, None, None, None
 
 
-def _save_combine(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _save_combine(ctx: Any, inputs: tuple, output: torch.Tensor) -> tuple:
     rows, router_weights, origins, maps, residual, ctx.weighted, ctx.sizes, ctx.group_name = inputs
     ctx.capacity, ctx.count, ctx.has_residual = rows.shape[0], router_weights.shape[0], residual is not None
-    ctx.save_for_backward(rows, origins, maps)
+    return rows, origins, maps
 
 
-def _combine_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    rows, origins, maps = ctx.saved_tensors
-    g, weights = g.contiguous(), ctx.weighted and ctx.needs_input_grad[1]
+def _combine_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *unused: Any) -> tuple:
+    rows, origins, maps = saved
+    g, weights = g.contiguous(), ctx.weighted and needed[1]
     of_rows = of_weights = None
-    if ctx.needs_input_grad[0] or weights:
+    if needed[0] or weights:
         of_rows, products = _call.moe_dispatch_again(g, maps, rows if weights else None, ctx.weighted, ctx.capacity,
                                                     ctx.sizes, ctx.group_name)
     if weights:
@@ -201,23 +196,22 @@ def _combine_backward(ctx: Any, g: torch.Tensor) -> tuple:
     return of_rows, of_weights, None, None, g if ctx.has_residual else None, None, None, None
 
 
-def _save_layer(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _save_layer(ctx: Any, inputs: tuple, output: tuple) -> tuple:
     tokens, _, _, gate_up, down, residual, ctx.sizes, _, _, ctx.group_name, _, keep, maps, up = inputs
     if not maps:
         raise RuntimeError("perseus.moe_layer: a gradient is needed, and the call keeps no maps (maps=False): they say "
                            "which way the tokens went")
     ctx.has_residual = residual is not None
-    _only_first_differentiable(ctx, output)
-    ctx.save_for_backward(gate_up, down, up, output[1], output[2], output[4], *(output[5:] if keep else (tokens,)))
+    ctx.mark_non_differentiable(*output[1:])
+    return gate_up, down, up, output[1], output[2], output[4], *(output[5:] if keep else (tokens,))
 
 
-def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
-    gate_up, down, up, origins, expert_rows, maps, *kept = ctx.saved_tensors
-    needed = [up is not None and ctx.needs_input_grad[13] if i == 13 else ctx.needs_input_grad[i]
-              for i in (0, 2, 3, 4, 13)]  # the dispatcher leaves out what has its default
-    found = _call.moe_layer_backward(g.contiguous(), gate_up, down, origins, expert_rows, maps, kept, needed, ctx.sizes,
+def _layer_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *unused: Any) -> tuple:
+    gate_up, down, up, origins, expert_rows, maps, *kept = saved
+    wanted = [needed[i] for i in (0, 2, 3, 4, 13)]
+    found = _call.moe_layer_backward(g.contiguous(), gate_up, down, origins, expert_rows, maps, kept, wanted, ctx.sizes,
                                      ctx.group_name, up)
-    of_tokens, of_weights, of_gate_up, of_down, of_up = (t if want else None for t, want in zip(found, needed))
+    of_tokens, of_weights, of_gate_up, of_down, of_up = (t if want else None for t, want in zip(found, wanted))
     return (of_tokens, None, of_weights, of_gate_up, of_down, g if ctx.has_residual else None, None, None, None, None,
             None, None, None, of_up)
 

@@ -20,7 +20,9 @@ has no mesh (those made from a store) have plain tensors, where torch.distribute
 """
 from __future__ import annotations
 
+import copyreg
 import errno
+import functools
 import math
 from typing import Any, Iterable, Iterator, Union
 
@@ -48,7 +50,8 @@ def _matrix(layer: str, x: torch.Tensor, columns: int, sequence_dim: int | None)
         raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; its dimension {sequence_dim} must be the sequence, "
                          "before the features (sequence_dim=)")
     first = x.movedim(sequence_dim, 0) if sequence_dim else x
-    rows = first.reshape(math.prod(first.shape[:-1]), columns).contiguous()
+    rows = first if first.dim() == 2 else first.reshape(math.prod(first.shape[:-1]), columns)  # a view is a node more
+    rows = rows.contiguous()
     if torch.compiler.is_compiling():  # a graph has no offsets; the op refuses what is not aligned
         return rows
     return rows.clone() if rows.storage_offset() * rows.element_size() % 16 else rows
@@ -102,6 +105,12 @@ def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 
 # ---- parameters ----
 
+@functools.lru_cache(maxsize=256)
+def _in_parts(spec: DTensorSpec) -> DTensorSpec:
+    """Of gradients that are parts of a sum, for a replicated parameter."""
+    return DTensorSpec(spec.mesh, (Partial(),), tensor_meta=spec.tensor_meta)
+
+
 class _Local(torch.autograd.Function):
     """DTensor.to_local() for a parameter, whose gradient is laid out as the parameter. Less for the host than
     to_local() itself."""
@@ -109,12 +118,15 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: DTensor, partial: bool) -> torch.Tensor:
         spec, part = parameter._spec, parameter._local_tensor
-        ctx.spec = DTensorSpec(spec.mesh, (Partial(),), tensor_meta=spec.tensor_meta) if partial else spec
+        ctx.spec = _in_parts(spec) if partial else spec
         return part.view_as(part)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
         return DTensor(g.contiguous(), ctx.spec, requires_grad=False), None
+
+
+_local = super(torch.autograd.Function, _Local).apply  # Function.apply() looks for transforms, and so does local()
 
 
 def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
@@ -124,8 +136,8 @@ def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
         return parameter
     partial = partial and parameter.device_mesh.ndim == 1
     if (parameter.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        and parameter._local_tensor.is_contiguous()):
-        return _Local.apply(parameter, partial)
+        and not torch._C._are_functorch_transforms_active() and parameter._local_tensor.is_contiguous()):
+        return _local(parameter, partial)
     return parameter.to_local(grad_placements=[Partial()] if partial else None)
 
 
@@ -345,11 +357,29 @@ def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: b
                                            p.requires_grad)
             module._parameters[name] = made[id(p)]
         if names:
-            module.__class__ = _with_local_views(type(module), names, sequence_parallel)
+            module.__class__ = _with_local_views(type(module), tuple(names), sequence_parallel)
     return model
 
 
-def _with_local_views(kind: type, names: Iterable[str], partial: bool) -> type:
+def picklable(made: type, make: Any, *arguments: Any) -> type:
+    """Has objects of a class that make(*arguments) gives pickled as that: no module has it. Classes derived from it, as
+    those of FSDP, are pickled as they would be."""
+    def reduce(self: Any, protocol: Any) -> tuple:
+        function, given, *rest = super(made, self).__reduce_ex__(protocol)
+        if function is copyreg.__newobj__ and given[0] is made:
+            return (_new, (make, arguments, *given[1:]), *rest)
+        return (function, given, *rest)
+    made.__reduce_ex__ = reduce
+    return made
+
+
+def _new(make: Any, arguments: tuple, *given: Any) -> Any:
+    kind = make(*arguments)
+    return kind.__new__(kind, *given)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_local_views(kind: type, names: tuple[str, ...], partial: bool) -> type:
     """A class whose parameters of these names are this rank's plain tensors while forward() runs, and themselves for
     all others (FSDP, initialization)."""
     def view(name: str) -> property:
@@ -364,8 +394,9 @@ def _with_local_views(kind: type, names: Iterable[str], partial: bool) -> type:
             return kind.forward(self, *arguments, **options)
         finally:
             self.perseus_forward = False
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "perseus_forward": False, "forward": forward,
+    made = type(kind.__name__, (kind,), {"__module__": kind.__module__, "perseus_forward": False, "forward": forward,
                                          **{name: view(name) for name in names}})
+    return picklable(made, _with_local_views, kind, names, partial)
 
 
 def _marks(what: Any) -> Iterator[tuple[nn.Parameter, bool | None]]:
@@ -392,7 +423,8 @@ def _dimension(t: DTensor, group: Group) -> int | None:
 def sum_replicated_gradients(what: Union[nn.Module, Iterable[nn.Module], Iterable[nn.Parameter]],
                              group: GroupLike = None) -> None:
     """*Collective.* Adds up the gradients of replicated parameters over the ranks, in fp32 and one all-reduce; after
-    backward(), before the optimizer.
+    backward(), before the optimizer. Once for a step, after the last microbatch: of a parameter that is only marked
+    nobody knows that its gradient is a sum already, and a second call would add the sums of all ranks up.
 
     what: the model, or parameters. Summed are gradients that DTensors know to be parts (Partial on the group's ranks),
     and those of parameters that are marked. Give the model: parameters alone do not show the marks of their modules.

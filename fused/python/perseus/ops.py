@@ -40,32 +40,52 @@ def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dty
     raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be {a.dtype}, as a, or torch.float32")
 
 
-def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
-              bias: torch.Tensor | None = None, gathered: torch.Tensor | None = None) -> None:
-    """One launch. c, gathered: what the kernel writes."""
-    if b.shape[0] == 0:  # a sum of nothing, and no gathered columns
-        c.zero_() if bias is None else c.copy_(bias.expand_as(c))
-        return
-    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k, _PRODUCTS[a.dtype],
-                         _FP32 if c.dtype is torch.float32 else 0)
-    place, operands = group.place, plan.operands
+def _plan(group: Group, op: str, number: int, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+          out_dtype: torch.dtype | None) -> tuple:
+    """What a product of these operands is, all checked: its rows, the result's rows and columns, and the plan; None: a
+    result without elements, or a sum of nothing."""
+    _check_rows(group, op, "a", a)
+    b_is_n_k = _check_weights(group, op, a, b)
+    (k, n), m = b.shape, a.shape[0] * (group.world if number == ALLGATHER else 1)
+    _check_bias(group, op, a, bias, n)
+    if number == REDUCE_SCATTER and m % group.world:
+        raise ValueError(f"perseus.{op}: a has {m} rows; the {group.world} ranks of group {group.name} must divide "
+                         "them")
+    rows, c_dtype = m // group.world if number == REDUCE_SCATTER else m, _new(op, a, 0, 0, out_dtype).dtype
+    plan = group.product(number, m, n, k, b_is_n_k, _PRODUCTS[a.dtype],
+                         _FP32 if c_dtype is torch.float32 else 0) if rows and n and k else None
+    return m, rows, n, plan
+
+
+def _multiply(op: str, number: int, a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+              out_dtype: torch.dtype | None = None, keeps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The result, and where it keeps them the gathered rows of a. What a product is depends on sizes only, and is found
+    once for these."""
+    group = find(group_name)
+    sizes = number, a.shape, b.shape, b.stride(), a.dtype, b.dtype, out_dtype
+    found, begins = group.products.get(sizes), (a.data_ptr(), b.data_ptr())
+    if (found is None or (begins[0] | begins[1]) & 15 or 0 in begins or a.get_device() != group.number
+        or b.get_device() != group.number or not a.is_contiguous()):
+        found = group.products[sizes] = _plan(group, op, number, a, b, bias, out_dtype)
+    m, rows, columns, plan = found
+    if bias is not None:
+        _check_bias(group, op, a, bias, columns)
+    c = a.new_empty(rows, columns) if out_dtype is None else _new(op, a, rows, columns, out_dtype)
+    if plan is None:
+        if c.numel():
+            c.zero_() if bias is None else c.copy_(bias.expand_as(c))
+        return c, _all_gather(a, group_name) if keeps else None
+    gathered, place, operands = a.new_empty(m, a.shape[1]) if keeps else None, group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
     operands.bias = None if bias is None else place.read(bias)
     operands.gathered = None if gathered is None else place.write(gathered)
     group.launch(group.library.prs_gemm_launch, plan.handle, plan.reference)
+    return c, gathered
 
 
 def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                        out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    group = find(group_name)
-    _check_rows(group, "all_gather_matmul", "a", a)
-    b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
-    _check_bias(group, "all_gather_matmul", a, bias, b.shape[1])
-    m = a.shape[0] * group.world
-    c = _new("all_gather_matmul", a, m, b.shape[1], out_dtype)
-    if c.numel():
-        _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias)
-    return c
+    return _multiply("all_gather_matmul", ALLGATHER, a, b, group_name, bias, out_dtype)[0]
 
 
 def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -76,17 +96,7 @@ def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, b
 def _all_gather_matmul_kept(a: torch.Tensor, b: torch.Tensor, group_name: str,
                             bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The product, and the gathered a, which the kernel writes too."""
-    group = find(group_name)
-    _check_rows(group, "all_gather_matmul", "a", a)
-    b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
-    _check_bias(group, "all_gather_matmul", a, bias, b.shape[1])
-    m = a.shape[0] * group.world
-    c = a.new_empty(m, b.shape[1])
-    if not c.numel():
-        return c, _all_gather(a, group_name)
-    gathered = a.new_empty(m, a.shape[1])
-    _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias, gathered)
-    return c, gathered
+    return _multiply("all_gather_matmul", ALLGATHER, a, b, group_name, bias, keeps=True)
 
 
 def _all_gather_matmul_kept_fake(a: torch.Tensor, b: torch.Tensor, group_name: str,
@@ -122,18 +132,7 @@ def _all_gather_fake(a: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                            out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    group = find(group_name)
-    _check_rows(group, "matmul_reduce_scatter", "a", a)
-    b_is_n_k = _check_weights(group, "matmul_reduce_scatter", a, b)
-    _check_bias(group, "matmul_reduce_scatter", a, bias, b.shape[1])
-    m = a.shape[0]
-    if m % group.world:
-        raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group "
-                         f"{group.name} must divide them")
-    c = _new("matmul_reduce_scatter", a, m // group.world, b.shape[1], out_dtype)
-    if c.numel():
-        _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c, bias)
-    return c
+    return _multiply("matmul_reduce_scatter", REDUCE_SCATTER, a, b, group_name, bias, out_dtype)[0]
 
 
 def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -143,15 +142,7 @@ def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: st
 
 def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                        out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    group = find(group_name)
-    _check_rows(group, "matmul_all_reduce", "a", a)
-    b_is_n_k = _check_weights(group, "matmul_all_reduce", a, b)
-    _check_bias(group, "matmul_all_reduce", a, bias, b.shape[1])
-    m, n = a.shape[0], b.shape[1]
-    c = _new("matmul_all_reduce", a, m, n, out_dtype)
-    if c.numel():
-        _multiply(group, ALLREDUCE, m, a, b, b_is_n_k, c, bias)
-    return c
+    return _multiply("matmul_all_reduce", ALLREDUCE, a, b, group_name, bias, out_dtype)[0]
 
 
 def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -186,77 +177,69 @@ def _weight_gradient(a: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch
     return torch.mm(a.t(), g) if b.is_contiguous() else torch.mm(g.t(), a).t()
 
 
-def _save(ctx: Any, inputs: tuple, output: Any) -> None:
-    a, b, ctx.group_name, bias, *out_dtype = inputs
-    ctx.rest = (None,) * len(out_dtype)
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(a, b)
+def _save(ctx: Any, inputs: tuple, output: Any) -> tuple:
+    a, b, ctx.group_name, bias, *_ = inputs
+    return a, b
 
 
-def _bias_gradient(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:
-    return g.sum(0) if ctx.has_bias and ctx.needs_input_grad[3] else None
+def _bias_gradient(needed: tuple, g: torch.Tensor) -> torch.Tensor | None:
+    return g.sum(0) if needed[3] else None
 
 
 def _as_operand(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """The gradient of a result, which may be fp32, as an operand of a product with a, which was saved.
-    ctx.saved_tensors may be read once only: torch.utils.checkpoint(use_reentrant=False) unpacks a tensor once."""
-    return g.to(a.dtype).contiguous()
+    """The gradient of a result, which may be fp32, as an operand of a product with a."""
+    return (g if g.dtype is a.dtype else g.to(a.dtype)).contiguous()
 
 
-def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name = ctx.saved_tensors, ctx.group_name
+def _all_gather_matmul_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *_: Any) -> tuple:
+    (a, b), name = saved, ctx.group_name
     g = _as_operand(a, g)
-    return (_call.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(_call.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None,
-            _bias_gradient(ctx, g), *ctx.rest)
+    return (_call.matmul_reduce_scatter(g, b.t(), name) if needed[0] else None,
+            _weight_gradient(_call.all_gather(a, name), g, b) if needed[1] else None, None, _bias_gradient(needed, g),
+            None)
 
 
-def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name = ctx.saved_tensors, ctx.group_name
-    g = _as_operand(a, g)
-    of_bias = _bias_gradient(ctx, g)
-    if not ctx.needs_input_grad[1]:
-        return (_call.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None,
-                of_bias, *ctx.rest)
-    if not ctx.needs_input_grad[0]:
-        return None, _weight_gradient(a, _call.all_gather(g, name), b), None, of_bias, *ctx.rest
-    of_a, gathered = _call.all_gather_matmul_kept(g, b.t(), name)
-    return of_a, _weight_gradient(a, gathered, b), None, of_bias, *ctx.rest
+def _matmul_reduce_scatter_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *_: Any) -> tuple:
+    (a, b), name = saved, ctx.group_name
+    g, of_a, gathered = _as_operand(a, g), None, None
+    if needed[0] and needed[1]:
+        of_a, gathered = _call.all_gather_matmul_kept(g, b.t(), name)
+    elif needed[0]:
+        of_a = _call.all_gather_matmul(g, b.t(), name)
+    elif needed[1]:
+        gathered = _call.all_gather(g, name)
+    return (of_a, None if gathered is None else _weight_gradient(a, gathered, b), None, _bias_gradient(needed, g), None)
 
 
-def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    a, b = ctx.saved_tensors
+def _matmul_all_reduce_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *_: Any) -> tuple:
+    a, b = saved
     g = _as_operand(a, g)  # the same on all ranks, as the result is
-    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
+    return (torch.mm(g, b.t()) if needed[0] else None, _weight_gradient(a, g, b) if needed[1] else None, None,
+            _bias_gradient(needed, g), None)
 
 
-def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), g = ctx.saved_tensors, g.contiguous()
-    return (_call.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
+def _replicated_matmul_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *_: Any) -> tuple:
+    (a, b), g = saved, g.contiguous()
+    return (_call.matmul_all_reduce(g, b.t(), ctx.group_name) if needed[0] else None,
+            _weight_gradient(a, g, b) if needed[1] else None, None, _bias_gradient(needed, g), None)
 
 
-def _save_kept(ctx: Any, inputs: tuple, output: Any) -> None:
+def _save_kept(ctx: Any, inputs: tuple, output: Any) -> tuple:
     a, b, ctx.group_name, bias = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(b, output[1])
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # torch would fill zeros of the size of the gathered rows
+    return b, output[1]
 
 
-def _all_gather_matmul_kept_backward(ctx: Any, g: torch.Tensor, unused: Any) -> tuple:
-    b, gathered = ctx.saved_tensors
-    g = g.contiguous()
-    return (_call.matmul_reduce_scatter(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(gathered, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
+def _all_gather_matmul_kept_backward(ctx: Any, saved: Any, needed: tuple, g: torch.Tensor, *_: Any) -> tuple:
+    (b, gathered), g = saved, g.contiguous()
+    return (_call.matmul_reduce_scatter(g, b.t(), ctx.group_name) if needed[0] else None,
+            _weight_gradient(gathered, g, b) if needed[1] else None, None, _bias_gradient(needed, g))
 
 
-def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
+def _save_several(ctx: Any, inputs: tuple, output: Any) -> tuple:
     a, bs, ctx.group_name = inputs
-    ctx.save_for_backward(*bs, output[-1])
     ctx.mark_non_differentiable(output[-1])
-    ctx.set_materialize_grads(False)  # as above; a product that nobody used has none
+    return *bs, output[-1]
 
 
 _WIDE = 2100  # columns of a b whose product takes as long as all of its sums on the link: a ratio of their speeds
@@ -280,14 +263,16 @@ def _join(bs: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(weights) if all(w.is_contiguous() for w in weights) else torch.cat(bs, 1).t()
 
 
-def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
-    (*bs, gathered), name = ctx.saved_tensors, ctx.group_name
+def _all_gather_matmuls_backward(ctx: Any, saved: Any, needed: tuple, *grads: Any) -> tuple:
+    (*bs, gathered), name = saved, ctx.group_name
     grads = [None if g is None else g.contiguous() for g in grads[:len(bs)]]
-    of_bs = [_weight_gradient(gathered, g, b) if needed and g is not None else None
-             for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
-    if not ctx.needs_input_grad[0]:
+    of_bs = [_weight_gradient(gathered, g, b) if asked and g is not None else None
+             for b, g, asked in zip(bs, grads, needed[1])]
+    if not needed[0]:
         return None, of_bs, None
     used = [(g, b) for g, b in zip(grads, bs) if g is not None]
+    if not used:  # of no result, as a function of the program's may give: other ranks wait for a sum, which is of zeros
+        used = [(gathered.new_zeros(gathered.shape[0], b.shape[1]), b) for b in bs]
     together = _joined([b for _, b in used], world_of(name))
     pairs = [(g, b.t()) for i, (g, b) in enumerate(used) if len(together) < 2 or i not in together]
     if len(together) > 1:
@@ -301,7 +286,7 @@ for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
                         (_replicated_matmul, _replicated_matmul_backward)):
     _differentiate(_run.__name__[1:], _backward, _save)
 _differentiate("all_gather_matmul_kept", _all_gather_matmul_kept_backward, _save_kept)
-_differentiate("all_gather_matmuls", _all_gather_matmuls_backward, _save_several)
+_differentiate("all_gather_matmuls", _all_gather_matmuls_backward, _save_several, several=True)
 
 
 for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
@@ -370,15 +355,15 @@ def _ring_attention_backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None,
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save_attention(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _save_attention(ctx: Any, inputs: tuple, output: tuple) -> tuple:
     q, k, v, *ctx.rest = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output)
+    return q, k, v, *output
 
 
-def _attention_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
+def _attention_gradients(ctx: Any, saved: Any, needed: tuple, dout: torch.Tensor | None,
+                         dlse: torch.Tensor | None) -> tuple:
     """One launch for all three, also where not all are needed: every rank takes part in it."""
-    q, k, v, out, lse = ctx.saved_tensors  # read once: _as_operand() says why
+    q, k, v, out, lse = saved
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     return *_call.ring_attention_backward(dout, dlse, q, k, v, out, lse, *ctx.rest), *(None for _ in ctx.rest)
@@ -444,7 +429,7 @@ def _forward_only(name: str) -> None:
     torch.library.register_autograd(f"perseus::{name}", backward, lib=_library)
 
 
-_differentiate("ring_attention", _attention_gradients, _save_attention)
+_differentiate("ring_attention", _attention_gradients, _save_attention, several=True)
 _forward_only("moe_dispatch_gemm")
 _autocast("ring_attention", (0, 1, 2), (_bf16,))
 _autocast("moe_dispatch_gemm", (0, 3), (_bf16,))

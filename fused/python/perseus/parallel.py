@@ -11,7 +11,7 @@ are plain tensors, this rank's part, or DTensors. fused(plan) makes a plan of th
 """
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -46,6 +46,11 @@ class _Split(nn.Linear):
         return y if style.use_local_output else style.as_output(y, mesh)
 
 
+@lru_cache(maxsize=256)
+def _split(kind: type) -> type:
+    return layers.picklable(type(kind.__name__, (_Split, kind), {"__module__": kind.__module__}), _split, kind)
+
+
 class _Style(ParallelStyle):
     split: int
     sequence_dim: int | None
@@ -70,8 +75,7 @@ class _Style(ParallelStyle):
                                           src_data_rank=getattr(self, "src_data_rank", 0))
                 module.register_parameter(name, nn.Parameter(whole, p.requires_grad))
         module.perseus, module.perseus_group, module.perseus_mesh = self, (group.name, group.world), device_mesh
-        module.__class__ = (_Split if type(module) is nn.Linear
-                            else type(type(module).__name__, (_Split, type(module)), {}))
+        module.__class__ = _Split if type(module) is nn.Linear else _split(type(module))
         return module
 
 
@@ -177,7 +181,15 @@ class GatheredInput(ParallelStyle):
         if self.others:
             self.others._apply(module, device_mesh)
         module.register_forward_pre_hook(partial(self._before, device_mesh, *place))
+        module.register_forward_hook(self._after, always_call=True)
         return module
+
+    def _after(self, module: nn.Module, *unused: Any) -> None:
+        """Results of products that were not called do not stay, and their modules can be copied and saved."""
+        for product in self.products:
+            m = module.get_submodule(product)
+            if isinstance(m, _Split) and m.perseus_given is not None:
+                m.perseus_given = None
 
     def _before(self, mesh: DeviceMesh, name: str, rank: int, world: int, module: nn.Module, arguments: tuple) -> tuple:
         if not arguments:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ._checks import _check_memory
 from ._device import Emulated
 from ._dispatch import _call, _define
 from ._library import library
@@ -50,21 +51,20 @@ def _check(x: torch.Tensor, block: tuple[int, int], column_major: bool = False) 
                          "of (1, 128) and 2 dimensions can be")
 
 
-def _check_memory(x: torch.Tensor, emulated: bool) -> None:
+def _check_place(x: torch.Tensor, emulated: bool) -> None:
     kind = "cpu" if emulated else "cuda"
     if x.device.type != kind:
         raise ValueError(f"perseus.quantise: x is on {x.device}; the library works on {kind}")
     if not x.is_contiguous():
         raise ValueError(f"perseus.quantise: x with shape {tuple(x.shape)} has strides {x.stride()}; it must be "
                          "contiguous")
-    if x.data_ptr() % 16:
-        raise ValueError(f"perseus.quantise: x begins at {x.data_ptr():#x}; it must be aligned to 16 bytes")
+    _check_memory("quantise", "x", x)
 
 
 def _launch(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, group: int, given: bool,
             column_major: bool = False) -> None:
     lib, emulated = library(), library().emulated
-    _check_memory(x, emulated)
+    _check_place(x, emulated)
     if not x.numel():
         return
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]

@@ -132,22 +132,21 @@ _define(f"striped_attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor
         f"{_REST}) -> (Tensor, Tensor, Tensor, Tensor)", _striped_attention_backward, _striped_attention_backward_fake)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _save(ctx: Any, inputs: tuple, output: tuple) -> tuple:
     q, k, v, cu_seqlens, sinks, *ctx.rest = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens, sinks)
+    return q, k, v, *output, cu_seqlens, sinks
 
 
-def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
+def _gradients(ctx: Any, saved: Any, needed: tuple, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
     """One launch for all, also where not all are needed: every rank takes part in it."""
-    q, k, v, out, lse, cu_seqlens, sinks = ctx.saved_tensors
+    q, k, v, out, lse, cu_seqlens, sinks = saved
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     dq, dk, dv, dsinks = _call.striped_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, *ctx.rest)
     return dq, dk, dv, None, None if sinks is None else dsinks, *(None for _ in ctx.rest)
 
 
-_differentiate("striped_attention", _gradients, _save)
+_differentiate("striped_attention", _gradients, _save, several=True)
 _autocast("striped_attention", (0, 1, 2), (_bf16,))
 
 
@@ -207,12 +206,19 @@ def _rows_of(rank: int, world: int, positions: int, stripe: int, device: Any) ->
     return (stripes[:, None] * stripe + torch.arange(stripe, device=device)).flatten()
 
 
+def _check_dim(op: str, x: torch.Tensor, dim: int) -> None:
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"perseus.{op}: x with shape {tuple(x.shape)} has no dimension {dim}: dim must be that of the "
+                         "sequence")
+
+
 def split_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = 0,
                    fill: float | None = None) -> torch.Tensor:
     """This rank's rows of a tensor that all ranks have whole: tokens, labels, position ids, masks. dim: that of the
     sequence. fill: what pads it to the next multiple of 2 W stripes (without `stripe`: of 128 rows); None: it must be
     one."""
     _check_stripe(stripe)
+    _check_dim("split_sequence", x, dim)
     g = find(name_of(group))
     missing = -x.shape[dim] % (2 * g.world * (stripe or STRIPES[-1]))
     if missing and fill is not None:
@@ -224,6 +230,7 @@ def join_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, str
                   length: int | None = None) -> torch.Tensor:
     """The whole tensor, from the rows of all ranks: the reverse of split_sequence(), without gradients. length: without
     what padded it."""
+    _check_dim("join_sequence", x, dim)
     g = find(name_of(group))
     rows = x.detach().movedim(dim, 0).contiguous()
     whole = g.gather_rows(rows)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ._command import Parser
 from ._library import library
 from ._registry import init
 from ._tuning import OPS, tune
@@ -30,8 +31,8 @@ def shape(text: str) -> tuple[str, int, int, int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perseus.tuning", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m perseus.tuning", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", nargs="+", type=shape, metavar="OP:MxNxK", help=f"OP: {', '.join(OPS)}")
     parser.add_argument("--layout", choices=("nk", "kn"), default="nk", help="of the weight; nk: as nn.Linear's")
     parser.add_argument("--rounds", type=int, default=10)
@@ -50,8 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     for op, m, n, k in options.shape:
         found: dict[str, Any] = tune(op, m, n, k, group, transposed=options.layout == "nk", rounds=options.rounds)
         if group.rank == 0:
-            print(f"{op} {m}x{n}x{k}: " + (" ".join(f"{name} {value}" for name, value in found.items() if value)
-                                          or "as without tuning"), flush=True)
+            parser.say(f"{op} {m}x{n}x{k}: " + (" ".join(f"{name} {value}" for name, value in found.items() if value)
+                                                or "as without tuning"))
     group.close()
     dist.destroy_process_group()
     return 0
