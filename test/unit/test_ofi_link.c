@@ -178,7 +178,7 @@ static void open_patient_link(uint32_t queues, uint32_t timeout_ms)
     static struct fi_fabric_attr fabric_attr = {.prov_name = (char *)"fake"};
     static struct fi_ep_attr ep_attr;
     static struct fi_info info = {.domain_attr = &domain_attr, .fabric_attr = &fabric_attr, .ep_attr = &ep_attr};
-    static void *descriptors[PRS_OFI_CHUNK];
+    static struct prs_ofi_descriptor descriptors[PRS_OFI_CHUNK];
     static char scratch[64];
     const struct prs_config config = {.timeout_ms = timeout_ms, .timeout = 20, .retry_count = 7};
     static const uint32_t ids[] = {0, 1};

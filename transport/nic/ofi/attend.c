@@ -8,6 +8,7 @@
 #include "transport/nic/ofi/device.h"
 #include "transport/nic/ofi/completion.h"
 #include "transport/util/error.h"
+#include "transport/util/spin.h"
 #include "transport/util/thread.h"
 
 enum { PERIOD_NS = 1000000 };
@@ -54,11 +55,9 @@ int prs_ofi_attend_start(struct prs_ofi_device *device)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&device->changed, &attr);
     pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&device->attend_lock, NULL);
     r = prs_thread_start(&device->attendant, "prs-ofi", attend, device);
     if (!r)
         return 0;
-    pthread_mutex_destroy(&device->attend_lock);
     pthread_cond_destroy(&device->changed);
     return prs_fail(-r, "%s: cannot start a thread: %s", device->base.name, strerror(r));
 }
@@ -70,7 +69,6 @@ void prs_ofi_attend_stop(struct prs_ofi_device *device)
     pthread_cond_signal(&device->changed);
     pthread_mutex_unlock(&device->attend_lock);
     pthread_join(device->attendant, NULL);
-    pthread_mutex_destroy(&device->attend_lock);
     pthread_cond_destroy(&device->changed);
 }
 
@@ -98,5 +96,15 @@ void prs_ofi_attend_remove(struct prs_ofi_endpoint *endpoint)
         at = &(*at)->next;
     *at = endpoint->next;
     endpoint->attended = false;
+    pthread_mutex_unlock(&device->attend_lock);
+}
+
+void prs_ofi_attend_settle(struct prs_ofi_device *device)
+{
+    pthread_mutex_lock(&device->attend_lock);
+    for (struct prs_ofi_endpoint *endpoint = device->attended; endpoint; endpoint = endpoint->next) {
+        prs_spin_lock(&endpoint->locked);
+        prs_spin_unlock(&endpoint->locked);
+    }
     pthread_mutex_unlock(&device->attend_lock);
 }

@@ -16,5 +16,7 @@ void prs_ofi_attend_stop(struct prs_ofi_device *device);
 void prs_ofi_attend_add(struct prs_ofi_endpoint *endpoint);
 /* When it returns, the thread does not touch the endpoint any more. */
 void prs_ofi_attend_remove(struct prs_ofi_endpoint *endpoint);
+/* When it returns, every endpoint's lock has been free once. */
+void prs_ofi_attend_settle(struct prs_ofi_device *device);
 
 #endif

@@ -148,6 +148,8 @@ static ssize_t push_one(struct prs_ofi_link *link, struct prs_ofi_queue *queue, 
         local.iov_base = scratch->addr;
         key = prs_own_memory_local_key(scratch, 0);
     }
+    if (unlikely(!prs_ofi_is_registered(device, key)))
+        return -FI_ECANCELED; /* no longer: the memory may be gone, too */
     descriptor = prs_ofi_descriptor(device, key);
     request->position = position;
     if (link->endpoint->shared && wr->opcode == PRS_WR_WRITE_IMM)

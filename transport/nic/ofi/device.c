@@ -38,6 +38,7 @@ enum {
 
 static int keep_descriptor(struct prs_ofi_device *device, void *descriptor, uint32_t *key)
 {
+    struct prs_ofi_descriptor *kept = NULL;
     uint32_t at, chunk;
 
     pthread_mutex_lock(&device->lock);
@@ -48,23 +49,30 @@ static int keep_descriptor(struct prs_ofi_device *device, void *descriptor, uint
         at = ++device->descriptor_count; /* 0 names none */
     chunk = at / PRS_OFI_CHUNK;
     if (chunk < PRS_OFI_CHUNKS && !device->descriptors[chunk])
-        device->descriptors[chunk] = calloc(PRS_OFI_CHUNK, sizeof(void *));
+        device->descriptors[chunk] = calloc(PRS_OFI_CHUNK, sizeof(*kept));
     if (chunk < PRS_OFI_CHUNKS && device->descriptors[chunk]) {
-        device->descriptors[chunk][at % PRS_OFI_CHUNK] = descriptor;
+        kept = prs_ofi_descriptor_at(device, at);
+        kept->descriptor = descriptor;
+        *key = kept->uses++ << PRS_OFI_INDEX_BITS | at;
+        __atomic_store_n(&kept->key, *key, __ATOMIC_RELEASE);
     } else {
         device->descriptor_count--;
-        at = 0;
     }
     pthread_mutex_unlock(&device->lock);
-    *key = at;
-    return at ? 0 : -ENOMEM;
+    return kept ? 0 : -ENOMEM;
 }
 
+/* After this no request of the registration is posted any more. Those that wait in a queue until the provider takes
+ * them fail when it is their turn. */
 static void drop_descriptor(struct prs_ofi_device *device, uint32_t key)
 {
+    struct prs_ofi_descriptor *kept = prs_ofi_descriptor_at(device, key);
+
+    __atomic_store_n(&kept->key, 0, __ATOMIC_RELEASE);
+    prs_ofi_attend_settle(device); /* who has found the key valid has posted by then */
     pthread_mutex_lock(&device->lock);
-    device->descriptors[key / PRS_OFI_CHUNK][key % PRS_OFI_CHUNK] = (void *)(uintptr_t)device->free_descriptor;
-    device->free_descriptor = key;
+    kept->descriptor = (void *)(uintptr_t)device->free_descriptor;
+    device->free_descriptor = prs_ofi_index(key);
     pthread_mutex_unlock(&device->lock);
 }
 
@@ -297,6 +305,7 @@ static void free_device(struct prs_ofi_device *device)
     for (uint32_t i = 0; i < PRS_OFI_CHUNKS && device->descriptors[i]; i++)
         free(device->descriptors[i]);
     prs_ofi.freeinfo(device->info);
+    pthread_mutex_destroy(&device->attend_lock);
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -312,6 +321,7 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         return prs_fail(-ENOMEM, "%s: no memory for a device", which->name);
     snprintf(device->base.name, sizeof(device->base.name), "%s", which->name);
     pthread_mutex_init(&device->lock, NULL);
+    pthread_mutex_init(&device->attend_lock, NULL);
     device->info = prs_ofi.dupinfo(info);
     if (!device->info) {
         free_device(device);
@@ -432,7 +442,7 @@ static int tell_key(struct prs_ofi_device *device, uint64_t start, uint64_t key,
     if (device->offsets)
         out->remote_key = prs_ofi_tell_key(start, key);
     if (device->rows.used)
-        out->remote_key = prs_ofi_rows_add(device, out->local_key, start, key);
+        out->remote_key = prs_ofi_rows_add(device, prs_ofi_index(out->local_key), start, key);
     if (device->rows.used && !out->remote_key) {
         drop_descriptor(device, out->local_key);
         return -ENOMEM;
@@ -474,7 +484,7 @@ int prs_ofi_release_memory(struct prs_domain *domain, struct prs_registration *r
     struct fid_mr *mr = registered->object;
 
     if (device->rows.used)
-        prs_ofi_rows_drop(device, registered->local_key);
+        prs_ofi_rows_drop(device, prs_ofi_index(registered->local_key));
     drop_descriptor(device, registered->local_key);
     return prs_ofi_errno(-fi_close(&mr->fid));
 }

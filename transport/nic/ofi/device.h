@@ -11,7 +11,14 @@
 #include "transport/nic/ofi/ofi.h"
 #include "transport/nic/ofi/rows.h"
 
-enum { PRS_OFI_CHUNKS = 4096, PRS_OFI_CHUNK = 4096 };
+enum { PRS_OFI_CHUNKS = 4096, PRS_OFI_CHUNK = 4096, PRS_OFI_INDEX_BITS = 24 };
+
+/* What a local key stands for. */
+struct prs_ofi_descriptor {
+    void *descriptor; /* of the provider; while this is free: the index of the next that is free, or 0 */
+    uint32_t key;     /* atomic. 0: of no registration */
+    uint32_t uses;
+};
 
 struct prs_ofi_device {
     struct prs_domain base; /* first */
@@ -26,9 +33,11 @@ struct prs_ofi_device {
     uint32_t next_key; /* atomic. Where the provider lets us choose keys */
     /* Requests of no bytes name this memory of the other side, since providers check the key of those too. */
     struct prs_own_memory landing;
-    /* Local keys are indices of these. Chunks never move, so posting reads them without the lock. */
+    /* The lower bits of a local key are an index of these; the upper ones count its uses, so that a request that is
+     * posted after its registration has ended is recognised. Chunks never move, so posting reads them without the
+     * lock. */
     pthread_mutex_t lock;
-    void **descriptors[PRS_OFI_CHUNKS];
+    struct prs_ofi_descriptor *descriptors[PRS_OFI_CHUNKS];
     uint32_t descriptor_count; /* under the lock, like the next */
     uint32_t free_descriptor;  /* first of those that are free, each of which names the next; 0: none */
     /* The endpoints that the thread of attend.c looks after. */
@@ -44,9 +53,26 @@ static inline struct prs_ofi_device *prs_ofi_device(const struct prs_domain *dom
     return (struct prs_ofi_device *)domain;
 }
 
+static inline uint32_t prs_ofi_index(uint32_t key)
+{
+    return key & ((1u << PRS_OFI_INDEX_BITS) - 1);
+}
+
+static inline struct prs_ofi_descriptor *prs_ofi_descriptor_at(const struct prs_ofi_device *device, uint32_t key)
+{
+    return &device->descriptors[prs_ofi_index(key) / PRS_OFI_CHUNK][key % PRS_OFI_CHUNK];
+}
+
+/* Of a registration that exists. */
 static inline void *prs_ofi_descriptor(const struct prs_ofi_device *device, uint32_t key)
 {
-    return device->descriptors[key / PRS_OFI_CHUNK][key % PRS_OFI_CHUNK];
+    return prs_ofi_descriptor_at(device, key)->descriptor;
+}
+
+/* Under the lock of an endpoint that is attended: while that is held no registration ends. */
+static inline bool prs_ofi_is_registered(const struct prs_ofi_device *device, uint32_t key)
+{
+    return __atomic_load_n(&prs_ofi_descriptor_at(device, key)->key, __ATOMIC_ACQUIRE) == key;
 }
 
 static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
