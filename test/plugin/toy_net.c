@@ -230,6 +230,8 @@ static net_result toy_test(void *handle, int *done, int *sizes)
     struct toy_comm *comm = request->comm;
 
     *done = 0;
+    if (has_fault("slow"))
+        usleep(10000); /* as on a machine where each call waits for a processor */
     if (has_fault("hang"))
         return NET_SUCCESS;
     if (has_fault("slow"))

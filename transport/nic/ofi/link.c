@@ -20,7 +20,7 @@
 #include "transport/util/spin.h"
 
 enum {
-    LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
+    LAST_READS = 256, /* of the completion queue, before an endpoint is closed or others have their turn */
     EMPTY_READS = 8,  /* so many in a row that find nothing end them earlier */
     HANG_UPS = 16,    /* at most so many looks for connections that the other side has begun */
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
@@ -400,9 +400,12 @@ static void end_shared(struct prs_ofi_link *link)
     uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;
 
     while (link->in_flight && !endpoint->broken) {
-        prs_ofi_uncrowd(endpoint); /* else nothing is read, and the endpoint would end for all links */
-        prs_ofi_read_completions(endpoint);
-        if (prs_clock_ns() > give_up_ns) {
+        int reads = LAST_READS; /* between two yields, each of which may take long where the CPU is busy */
+
+        do
+            prs_ofi_uncrowd(endpoint); /* else nothing is read, and the endpoint would end for all links */
+        while (prs_ofi_read_completions(endpoint) && link->in_flight && --reads);
+        if (link->in_flight && prs_clock_ns() > give_up_ns) {
             PRS_WARN("%s: %u requests of a connection that ends are still in flight after %d ms: giving up the "
                      "endpoint, which all connections of the device share",
                      link->base.rail->info.name, link->in_flight, STOP_MS);
