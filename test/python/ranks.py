@@ -20,7 +20,7 @@ import perseus
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from ports import free_port  # noqa: E402
 
-LIMIT_S = 60
+LIMIT_S = 300  # of a wait for another rank, which on a busy machine may take a while to get there
 _names = itertools.count()
 torch.set_num_threads(1)
 

@@ -135,7 +135,7 @@ def compare(pipe, group):
 def rank_main():
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-    group = perseus.init(mesh["tp"], device=0, timeout_ms=60000)
+    group = perseus.init(mesh["tp"], device=0, timeout_ms=ranks.LIMIT_S * 1000)
     os._exit(ranks.judge("pipeline", compare(mesh["pp"].get_group(), group)))
 
 

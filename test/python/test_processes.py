@@ -47,7 +47,7 @@ def scaled_products(group):
 
 def rank_main():
     dist.init_process_group("gloo")
-    group = perseus.init(device=0, timeout_ms=60000)
+    group = perseus.init(device=0, timeout_ms=ranks.LIMIT_S * 1000)
     bad = products(group) + scaled_products(group)
     assert group is perseus.find(None) and group.rank == dist.get_rank()
     group.close()

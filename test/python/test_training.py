@@ -433,7 +433,7 @@ BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fs
 def rank_main(names, folder):
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    perseus.init(mesh, device=0, timeout_ms=60000)
+    perseus.init(mesh, device=0, timeout_ms=ranks.LIMIT_S * 1000)
     os._exit(min(100, sum(ranks.judge(name, BODIES[name](mesh, folder)) for name in names)))
 
 

@@ -18,7 +18,8 @@ enum {
     PUTS = 8,
     PUT_BYTES = 1 << 20,
     WINDOW_BYTES = WORDS * 8 + PUTS * PUT_BYTES,
-    SOON_MS = HEALTHY_MS / 2, /* far less than the limit of a wait */
+    LIMIT_MS = 10 * HEALTHY_MS, /* of a wait. So long, that `soon` is more than a slow machine needs, and yet far less */
+    SOON_MS = LIMIT_MS / 4,
 };
 
 struct rank {
@@ -30,6 +31,11 @@ struct rank {
 };
 
 static struct rank ranks[RANKS];
+
+static void open_patient(void)
+{
+    open_with(LIMIT_MS);
+}
 
 static void open_rank(uint32_t r, const struct prs_handle *handles, struct prs_listener *listener)
 {
@@ -67,7 +73,7 @@ static void connect_ranks(uint32_t caller, uint32_t called)
 static void open_proxy(uint32_t r)
 {
     struct prs_proxy_options options = {
-        .team = ranks[r].team, .context_id = CONTEXT, .timeout_ms = HEALTHY_MS, .numa_node = -1};
+        .team = ranks[r].team, .context_id = CONTEXT, .timeout_ms = LIMIT_MS, .numa_node = -1};
     struct prs_window_remote remotes[RANKS] = {0};
     struct prs_window_options window = {.base = ranks[r].window,
                                         .bytes = WINDOW_BYTES,
@@ -145,8 +151,8 @@ static void must_end(uint32_t at, uint32_t from, uint64_t began_ms, const char *
               prs_proxy_error(ranks[at].proxy));
 }
 
-Test(lost_rank, ranks_that_wait_for_one_that_has_lost_another_are_told, .init = open_default, .fini = close_default,
-     .timeout = 300)
+Test(lost_rank, ranks_that_wait_for_one_that_has_lost_another_are_told, .init = open_patient, .fini = close_default,
+     .timeout = 900)
 {
     static const struct pair_of_ranks pairs[] = {{0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}};
     uint64_t began_ms;
@@ -169,7 +175,7 @@ Test(lost_rank, ranks_that_wait_for_one_that_has_lost_another_are_told, .init = 
 }
 
 /* Rank 3 is connected to rank 0 only, and rank 0 to rank 1. */
-Test(lost_rank, the_word_is_passed_on, .init = open_default, .fini = close_default, .timeout = 300)
+Test(lost_rank, the_word_is_passed_on, .init = open_patient, .fini = close_default, .timeout = 900)
 {
     static const struct pair_of_ranks pairs[] = {{0, 1}, {1, 2}, {0, 3}};
     uint64_t began_ms;
@@ -183,7 +189,7 @@ Test(lost_rank, the_word_is_passed_on, .init = open_default, .fini = close_defau
 }
 
 /* What was posted to rank 0 before the loss, and has not arrived yet. */
-Test(lost_rank, what_was_sent_before_arrives, .init = open_default, .fini = close_default, .timeout = 300)
+Test(lost_rank, what_was_sent_before_arrives, .init = open_patient, .fini = close_default, .timeout = 900)
 {
     static const struct pair_of_ranks pairs[] = {{0, 1}, {1, 2}};
     const uint8_t *got;

@@ -26,6 +26,7 @@ enum {
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
     /* limit for requests of a link in flight on a shared endpoint: the provider completes them, or gives them up */
     STOP_MS = 5000,
+    STOP_ROUND_MS = 100, /* a longer round was mostly spent by other processes, so no more of it counts */
     NUMBER_BYTES = 4,
 };
 
@@ -397,15 +398,18 @@ static void end_own(struct prs_ofi_link *link, bool failed)
 static void end_shared(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
-    uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;
+    uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
 
     while (link->in_flight && !endpoint->broken) {
+        uint64_t now_ns = prs_clock_ns(), round_ns = now_ns - last_ns;
         int reads = LAST_READS; /* between two yields, each of which may take long where the CPU is busy */
 
         do
             prs_ofi_uncrowd(endpoint); /* else nothing is read, and the endpoint would end for all links */
         while (prs_ofi_read_completions(endpoint) && link->in_flight && --reads);
-        if (link->in_flight && prs_clock_ns() > give_up_ns) {
+        waited_ns += round_ns < STOP_ROUND_MS * 1000000ull ? round_ns : STOP_ROUND_MS * 1000000ull;
+        last_ns = now_ns;
+        if (link->in_flight && waited_ns > STOP_MS * 1000000ull) {
             PRS_WARN("%s: %u requests of a connection that ends are still in flight after %d ms: giving up the "
                      "endpoint, which all connections of the device share",
                      link->base.rail->info.name, link->in_flight, STOP_MS);
