@@ -18,7 +18,8 @@ enum {
     PUTS = 8,
     PUT_BYTES = 1 << 20,
     WINDOW_BYTES = WORDS * 8 + PUTS * PUT_BYTES,
-    LIMIT_MS = 10 * HEALTHY_MS, /* of a wait. So long, that `soon` is more than a slow machine needs, and yet far less */
+    LIMIT_MS =
+        10 * HEALTHY_MS, /* of a wait. So long, that `soon` is more than a slow machine needs, and yet far less */
     SOON_MS = LIMIT_MS / 4,
 };
 

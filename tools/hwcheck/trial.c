@@ -12,8 +12,8 @@ enum {
     LIMIT_MS = 30000,
     ALONE_MS = 2000, /* when the other side has ended */
     LISTEN_MS = 100, /* a wait that is longer looks whether the other side has ended */
-    /* Data that is not there by then is wrong, not late: at first, since another process may have the core of a software
-     * NIC; and once some was wrong, since all the rest may be. */
+    /* Data that is not there by then is wrong, not late: at first, since another process may have the core of a
+     * software NIC; and once some was wrong, since all the rest may be. */
     LATE_MS = 2000,
     LATE_AGAIN_MS = 100,
     CREDIT_EVERY = 8, /* pairs */
