@@ -146,6 +146,11 @@ template <> struct element<PRS_DTYPE_E4M3> : element_size<1> {
         static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
         wgmma_m64n128k32_e4m3(d, a, b, add);
     }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n64k32_e4m3(d, a, b, add);
+    }
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
     {
         static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");

@@ -116,6 +116,14 @@ PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, ui
 }
 
 /* The same for few columns: decoding has few tokens. */
+PRS_DEVICE void wgmma_m64n64k32_e4m3(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PRS_NAMES_32 "}, %32, %33, p, 1, 1;\n}"
+                 : PRS_REGISTERS_32(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 PRS_DEVICE void wgmma_m64n32k32_e4m3(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"

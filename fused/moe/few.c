@@ -33,7 +33,7 @@ int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed)
     const struct prs_moe_shape *s = &p->shape;
     struct prs_moe_info *info = &p->info;
     const char *why = obstacle(p);
-    double us = why ? 0 : prs_moe_time_of_one(s, p->args.route.place.world, prs_element_bytes(p->args.type));
+    double us = why ? 0 : prs_moe_time_of_one(s, p->args.route.place.world, prs_element_bytes(p->args.type), NULL);
     if (info->tuning.path > PRS_MOE_PATH_ONE)
         return prs_fail(-EINVAL, "fused: MoE tuning: path %u is not known", info->tuning.path);
     if (info->tuning.path == PRS_MOE_PATH_ONE && why)
@@ -68,7 +68,7 @@ static uint64_t take(uint64_t *used, uint64_t bytes)
 
 /* Byte offsets in the plan's symmetric memory. What comes after `results` only its own rank uses. */
 struct layout {
-    uint64_t places, flags, rows, results, state, done, inner, unscaled, stored, bytes;
+    uint64_t places, flags, rows, results, state, done[2], tiles[2], unscaled, stored, bytes;
 };
 
 static struct layout lay_out(const struct prs_moe_plan *p)
@@ -77,18 +77,20 @@ static struct layout lay_out(const struct prs_moe_plan *p)
     const struct prs_few *few = &p->few;
     struct layout l = {0};
     uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r);
-    uint64_t tiles = choices / PRS_FEW_TILE + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
+    uint64_t tiles = choices / few->tile + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
     l.places = take(&l.bytes, slots * prs_few_place_words(r) * sizeof(uint32_t));
     l.flags = take(&l.bytes, slots * few->pieces * sizeof(uint32_t));
     l.rows = take(&l.bytes, slots * r->row_bytes);
     l.results = take(&l.bytes, prs_few_results_at(r, few->result_bytes, 2, 0));
     l.state = take(&l.bytes, sizeof(struct prs_few_state));
-    l.done = take(&l.bytes, tiles * sizeof(uint32_t));
-    l.inner = take(&l.bytes, tiles * few->inner_tile);
+    for (uint32_t i = 0; i < 2; i++) {
+        l.done[i] = take(&l.bytes, tiles * sizeof(uint32_t));
+        l.tiles[i] = take(&l.bytes, tiles * few->tile_bytes[i]);
+    }
     if (!prs_moe_is_scaled(p))
         return l;
     l.unscaled = take(&l.bytes, choices * few->inputs[1] * prs_element_bytes(PRS_MOE_TYPE));
-    l.stored = take(&l.bytes, tiles * (few->inputs[1] / PRS_SCALE_BLOCK) * sizeof(uint32_t));
+    l.stored = take(&l.bytes, tiles * (few->inputs[1] / PRS_SCALE_BLOCK) * PRS_FEW_CONSUMERS * sizeof(uint32_t));
     return l;
 }
 
@@ -100,7 +102,8 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
     int r;
     if (p->info.tuning.path != PRS_MOE_PATH_ONE)
         return 0;
-    r = prs_few_kernel_prepare(a->type, &ctas);
+    (void)prs_moe_time_of_one(&p->shape, a->route.place.world, bytes, &few->tile);
+    r = prs_few_kernel_prepare(a->type, few->tile, &ctas);
     if (r)
         return prs_fail(r, "fused: the MoE kernel for few tokens does not fit device %d: built for another GPU?",
                         p->base.ctx->config.device);
@@ -113,8 +116,10 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
     for (uint32_t i = 0; i < 2; i++) {
         few->unit[i] = i == 0 && a->epilogue.gated ? PRS_FEW_WEIGHTS / 2 : PRS_FEW_WEIGHTS;
         few->units[i] = prs_ceil_div(few->columns[i], few->unit[i]);
+        if (i == 1 || few->tile == PRS_FEW_WIDE)
+            few->tile_bytes[i] =
+                prs_ceil_div(few->inputs[i] * bytes, PRS_FEW_STEP) * prs_few_tile_step(few->tile, bytes);
     }
-    few->inner_tile = prs_ceil_div(few->inputs[1] * bytes, PRS_FEW_STEP) * prs_few_inner_step(bytes);
     prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(p).bytes);
     return 0;
 }
@@ -132,8 +137,10 @@ int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, co
         few->results[q] = at + l.results;
     }
     few->state = (struct prs_few_state *)(memory->at[0] + l.state);
-    few->done = (uint32_t *)(memory->at[0] + l.done);
-    few->inner = memory->at[0] + l.inner;
+    for (uint32_t i = 0; i < 2; i++) {
+        few->done[i] = (uint32_t *)(memory->at[0] + l.done[i]);
+        few->tiles[i] = memory->at[0] + l.tiles[i];
+    }
     few->unscaled = memory->at[0] + l.unscaled;
     few->stored = (uint32_t *)(memory->at[0] + l.stored);
     few->switches = switches ? (const uint64_t *)switches->at[0] : NULL;

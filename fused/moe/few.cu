@@ -6,20 +6,31 @@
 
 typedef void (*few_kernel_fn)(const struct prs_few_args);
 
-/* A line for each type. */
-static const struct few_instance {
-    uint32_t type; /* enum prs_dtype */
+struct few_instance {
+    uint32_t type, tile; /* type: enum prs_dtype */
     few_kernel_fn kernel;
-} instances[] = {
-    {PRS_DTYPE_BF16, few_kernel<few_engine<PRS_DTYPE_BF16>>},
-    {PRS_DTYPE_E4M3, few_kernel<few_engine<PRS_DTYPE_E4M3>>},
+    struct launch_shape shape;
 };
 
-static few_kernel_fn kernel_of(uint32_t type)
+template <int TYPE, uint32_t TILE> static struct few_instance instance_of(void)
+{
+    typedef few_engine<TYPE, TILE> engine;
+    return {TYPE, TILE, few_kernel<engine>, {1, FEW_THREADS, engine::smem_bytes}};
+}
+
+/* A line for each type. */
+static const struct few_instance instances[] = {
+    instance_of<PRS_DTYPE_BF16, PRS_FEW_NARROW>(),
+    instance_of<PRS_DTYPE_BF16, PRS_FEW_WIDE>(),
+    instance_of<PRS_DTYPE_E4M3, PRS_FEW_NARROW>(),
+    instance_of<PRS_DTYPE_E4M3, PRS_FEW_WIDE>(),
+};
+
+static const struct few_instance *find(uint32_t type, uint32_t tile)
 {
     for (const struct few_instance &i : instances)
-        if (i.type == type)
-            return i.kernel;
+        if (i.type == type && i.tile == tile)
+            return &i;
     return NULL; /* prs_few_kernel_prepare() has refused it */
 }
 
@@ -32,15 +43,14 @@ static int load(void)
 }
 static const bool added = prs_load_add(load);
 
-static const struct launch_shape shape = {1, FEW_THREADS, PRS_FEW_SMEM_BYTES};
-
-extern "C" int prs_few_kernel_prepare(uint32_t type, uint32_t *ctas)
+extern "C" int prs_few_kernel_prepare(uint32_t type, uint32_t tile, uint32_t *ctas)
 {
-    few_kernel_fn kernel = kernel_of(type);
-    return kernel ? launch_prepare(kernel, &shape, ctas) : -ENOTSUP;
+    const struct few_instance *i = find(type, tile);
+    return i ? launch_prepare(i->kernel, &i->shape, ctas) : -ENOTSUP;
 }
 
 extern "C" int prs_few_kernel_launch(const struct prs_few_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(kernel_of(args->moe.type), &shape, ctas, stream, *args);
+    const struct few_instance *i = find(args->moe.type, args->few.tile);
+    return launch_kernel(i->kernel, &i->shape, ctas, stream, *args);
 }

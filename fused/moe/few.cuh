@@ -2,10 +2,10 @@
 /* The whole layer in one kernel, for few tokens (few.h).
  *
  * All warps of a CTA send: they claim pieces of tokens. Then they read the places of all ranks and find the tiles of
- * this rank's experts. Then each has a role:
+ * this rank's experts. Then all but warp 0 copy the rows of wide tiles, and each has a role:
  *   warp 0        load_weights   fills the stages, ahead of the rows: it waits for no token
- *   warps 1..3    gather_rows    have the rows of a tile put beside the weights (few_rows.cuh)
- *   warps 4..7    multiply_units the tensor cores: weights are A (64 rows), tokens are B (8, 16 or 32 rows)
+ *   warps 1..7    gather_rows    have the rows of a tile put beside the weights (few_rows.cuh)
+ *   warps 8..11   multiply_units the tensor cores: weights are A (64 rows), tokens are B (8 to 64 rows)
  * At last all warps claim parts of this rank's tokens, and add up the results that have come.
  *
  * Any residency. CTAs claim everything, in this order: pieces, units of the first product, those of the second, parts
@@ -17,7 +17,6 @@
 #include "fused/core/epilogue.cuh"
 #include "fused/core/inbox_word.cuh"
 #include "fused/moe/few_rows.cuh"
-#include "fused/moe/rows.cuh"
 
 /* ---- warp 0 ---- */
 template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
@@ -39,10 +38,10 @@ template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args,
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* as in load_blocks() */
             if (lane == 0) {
-                uint8_t *to = m.base + r.stage * PRS_FEW_STAGE;
-                mbarrier_expect(&m.full[r.stage], PRS_FEW_STAGE_WEIGHTS);
+                uint8_t *to = m.base + r.stage * E::stage;
+                mbarrier_expect(&m.full[r.stage], E::stage_weights);
                 for (uint32_t half = 0; half < 2; half++)
-                    tma_load_5d(to + half * (PRS_FEW_STAGE_WEIGHTS / 2), &args.few.weights[u.product], &m.full[r.stage],
+                    tma_load_5d(to + half * (E::stage_weights / 2), &args.few.weights[u.product], &m.full[r.stage],
                                 (int32_t)(k + half * (E::step / 2)), 0, 0, group, u.tile.expert);
             }
             pipeline_next<E::stages>(&r);
@@ -50,7 +49,7 @@ template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args,
     }
 }
 
-/* ---- warps 4 to 7 ---- */
+/* ---- warps 8 to 11 ---- */
 /* d: thread t holds two tokens of every eight, for row t / 32 * 16 + t % 32 / 4 of the weights and the row 8 further
  * down. If gated, the first of these rows is of the gate, and the other is the same row of up. */
 template <int TYPE, uint32_t ROWS>
@@ -70,7 +69,7 @@ PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_un
     }
 #pragma unroll
     for (uint32_t i = 0; i < ROWS / 4; i++) {
-        uint8_t *row = out + (i / 2 * 8 + lane % 4 * 2 + i % 2) * PRS_FEW_OUT_PITCH;
+        uint8_t *row = out + (i / 2 * 8 + lane % 4 * 2 + i % 2) * FEW_OUT_PITCH;
         if (gated) {
             store_element<TYPE>(row, warp * 8 + lane / 4, x[0][i] * x[1][i]);
         } else {
@@ -89,7 +88,7 @@ PRS_DEVICE void keep_vector(const struct prs_few_args &args, const struct few_un
     if (E::scaled)
         ((uint4 *)args.few.unscaled)[(u.tile.first + row) * (args.few.columns[0] / 8) + vector] = x;
     else
-        *inner_at<E>(args, u.index, row, vector) = x;
+        *tile_vector_at<E>(args, 1, u.index, row, vector) = x;
 }
 
 /* Sends a vector of the result of a choice to the inbox of the token's rank. */
@@ -112,10 +111,10 @@ PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_m
     uint32_t vectors = args.few.unit[u.product] / 8, first = u.block * vectors, all = u.tile.rows * vectors;
     barrier_sync(FEW_BARRIER, PRS_FEW_CONSUMERS * 32);
     for (uint32_t i = threadIdx.x % 128; i < all; i += PRS_FEW_CONSUMERS * 32) {
-        uint32_t row = i / vectors, vector = i % vectors;
+        uint32_t row = i / vectors, vector = i % vectors; /* as stored_row() says */
         if (first + vector >= args.few.columns[u.product] / 8)
             continue;
-        uint4 x = *(const uint4 *)(out + row * PRS_FEW_OUT_PITCH + vector * 16);
+        uint4 x = *(const uint4 *)(out + row * FEW_OUT_PITCH + vector * 16);
         if (u.product == 0)
             keep_vector<E>(args, u, row, first + vector, x);
         else
@@ -131,9 +130,9 @@ PRS_DEVICE void multiply_half(float (&d)[N], const struct few_memory &m, uint32_
 {
     typedef element<E::type> in;
     constexpr uint32_t across = in::product_k * in::bytes / 16;
-    uint32_t base = smem_address(m.base) + stage * PRS_FEW_STAGE;
-    uint64_t a = matrix_descriptor(base + half * (PRS_FEW_STAGE_WEIGHTS / 2), 16);
-    uint64_t b = matrix_descriptor(base + PRS_FEW_STAGE_WEIGHTS + half * (PRS_FEW_STAGE_ROWS / 2), 16);
+    uint32_t base = smem_address(m.base) + stage * E::stage;
+    uint64_t a = matrix_descriptor(base + half * (E::stage_weights / 2), 16);
+    uint64_t b = matrix_descriptor(base + E::stage_weights + half * (E::stage_rows / 2), 16);
 #pragma unroll
     for (uint32_t k = 0; k < in::in_row / in::product_k; k++)
         in::template multiply<0>(d, a + k * across, b + k * across, add || k != 0);
@@ -155,41 +154,6 @@ PRS_DEVICE void multiply_rows(const struct few_memory &m, struct pipeline *p, ui
     registers_pin(d);
 }
 
-/* e4m3: the scales of a unit's weights, for the two blocks of 128 columns of a stage. first: of a thread's first row;
- * second: of the row 8 further down. */
-struct weight_scales {
-    float first[2], second[2];
-};
-
-struct weight_blocks {
-    const float *first, *second; /* scales of a unit's rows, one after the other along K */
-    uint32_t count;              /* of blocks along K */
-};
-
-PRS_DEVICE struct weight_blocks find_weight_scales(const struct prs_few_args &args, const struct few_unit &u)
-{
-    bool gated = u.product == 0 && args.moe.epilogue.gated != 0;
-    uint32_t columns = args.few.columns[u.product], row = u.block * args.few.unit[u.product] / PRS_SCALE_BLOCK;
-    uint32_t rows = columns / PRS_SCALE_BLOCK, count = args.few.inputs[u.product] / PRS_SCALE_BLOCK;
-    /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) each expert has its scales: s/u.tile.expert/0/ */
-    const float *scales = args.few.scales[u.product] + (uint64_t)u.tile.expert * (gated ? 2 : 1) * rows * count;
-    const float *first = scales + row * count;
-    /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) up has its scales: s/gated ? rows : 0/0/ */
-    return {first, first + (gated ? rows : 0) * count, count};
-}
-
-PRS_DEVICE struct weight_scales load_weight_scales(const struct weight_blocks &w, uint32_t step)
-{
-    struct weight_scales s;
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        bool inside = step * 2 + half < w.count;
-        s.first[half] = inside ? w.first[step * 2 + half] : 0;
-        s.second[half] = inside ? w.second[step * 2 + half] : 0;
-    }
-    return s;
-}
-
 /* Multiplies the sum of 128 columns by the scales of weights and tokens, and adds it to d. */
 template <uint32_t ROWS>
 PRS_DEVICE void promote_sum(float (&d)[ROWS / 2], const float (&held)[ROWS / 2], const float *scales, float first,
@@ -206,31 +170,29 @@ PRS_DEVICE void promote_sum(float (&d)[ROWS / 2], const float (&held)[ROWS / 2],
 /* Like multiply_rows(), but for e4m3, whose sums are promoted to fp32 every 128 columns. */
 template <class E, uint32_t ROWS>
 PRS_DEVICE void multiply_scaled_rows(const struct few_memory &m, struct pipeline *p, uint32_t steps,
-                                     const struct weight_blocks &w, float (&d)[ROWS / 2])
+                                     float (&d)[ROWS / 2])
 {
-    struct weight_scales next = load_weight_scales(w, 0);
 #pragma unroll
     for (uint32_t i = 0; i < ROWS / 2; i++)
         d[i] = 0;
     for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(p)) {
-        const float *scales = m.scales + p->stage * PRS_FEW_STAGE_SCALES;
-        struct weight_scales s = next;
+        const float *scales = m.scales + p->stage * E::stage_scales;
         float left[ROWS / 2], right[ROWS / 2];
         mbarrier_wait(&m.full[p->stage], p->phase);
+        struct weight_scales s = *(const struct weight_scales *)(scales + E::row_scales);
         wgmma_fence();
         multiply_half<E>(left, m, p->stage, 0, false);
         wgmma_commit();
         multiply_half<E>(right, m, p->stage, 1, false);
         wgmma_commit();
-        next = load_weight_scales(w, step + 1);
         wgmma_wait<1>();
         registers_pin(left);
         promote_sum<ROWS>(d, left, scales, s.first[0], s.second[0]);
         wgmma_wait<0>();
         registers_pin(right);
         /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) each block of a row has its scale:
-         * s/scales + PRS_FEW_TILE/scales/ */
-        promote_sum<ROWS>(d, right, scales + PRS_FEW_TILE, s.first[1], s.second[1]);
+         * s/scales + E::tile/scales/ */
+        promote_sum<ROWS>(d, right, scales + E::tile, s.first[1], s.second[1]);
         __syncwarp(); /* all lanes have read the scales */
         if (threadIdx.x % 32 == 0)
             mbarrier_arrive(&m.empty[p->stage]);
@@ -244,7 +206,7 @@ PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_
     uint32_t steps = __reduce_max_sync(~0u, prs_ceil_div(args.few.inputs[u.product], E::step));
     float d[ROWS / 2];
     if constexpr (E::scaled)
-        multiply_scaled_rows<E, ROWS>(m, p, steps, find_weight_scales(args, u), d);
+        multiply_scaled_rows<E, ROWS>(m, p, steps, d);
     else
         multiply_rows<E, ROWS>(m, p, steps, d);
     finish_unit<E::result, ROWS>(args, u, d, out);
@@ -260,13 +222,15 @@ PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few
     for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
         struct few_unit u = few_unit_at(args, m, unit);
         /* MUTANT(emulator moe_few_order/of_a_layer_in_one_launch) units take two rooms in turn: s/taken.taken % 2/0/ */
-        uint8_t *out = m.out + taken.taken % 2 * PRS_FEW_OUT;
+        uint8_t *out = m.out + taken.taken % 2 * E::out;
         if (u.tile.rows <= 8)
             multiply_unit<E, 8>(args, m, l, u, &p, out);
         else if (u.tile.rows <= 16)
             multiply_unit<E, 16>(args, m, l, u, &p, out);
-        else
+        else if (u.tile.rows <= 32)
             multiply_unit<E, 32>(args, m, l, u, &p, out);
+        else if constexpr (E::tile > 32)
+            multiply_unit<E, E::tile>(args, m, l, u, &p, out);
     }
 }
 
@@ -368,7 +332,7 @@ PRS_DEVICE void combine_results(const struct prs_few_args &args, const struct fe
 PRS_DEVICE void end_few(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     for (uint32_t tile = 0; tile < *m.tiles; tile++)
-        args.few.done[tile] = 0;
+        args.few.done[0][tile] = args.few.done[1][tile] = 0;
     *(volatile uint32_t *)&args.few.state->launches = l.number;
     if (args.moe.status) {
         write_send_status(args.moe);
@@ -394,7 +358,7 @@ PRS_DEVICE void leave_few(const struct prs_few_args &args, const struct few_memo
 template <class E>
 __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_constant__ struct prs_few_args args)
 {
-    struct few_memory m = few_memory_map(dynamic_shared());
+    struct few_memory m = few_memory_map<E>(dynamic_shared());
     uint32_t number = *(volatile uint32_t *)&args.few.state->launches + 1;
     struct few_launch l = {number, number & 1, absent_ranks(&args.moe.sync)};
     few_memory_init<E>(args, m);
@@ -402,12 +366,16 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     take_places(args, m, l);
     __syncthreads();
     if (threadIdx.x < 32)
-        make_tiles(args, m);
+        make_tiles<E>(args, m);
+    count_rows(args, m);
+    __syncthreads();
+    place_rows(args, m);
     __syncthreads();
     list_rows(args, m);
+    fence_async_shared(); /* the copy engine writes where the warps' counts were */
     __syncthreads();
-    order_rows(args, m);
-    __syncthreads();
+    if (E::packed && threadIdx.x >= 32)
+        pack_rows<E>(args, m, l);
     if (threadIdx.x < 32)
         load_weights<E>(args, m);
     else if (threadIdx.x < (1 + PRS_FEW_GATHERERS) * 32)

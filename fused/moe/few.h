@@ -4,16 +4,18 @@
  *
  *   choices --> places: a word for each choice of every rank, at every rank
  *   tokens ---> rows: at each rank that has one of its experts; fixed slots, by source rank and token
- *   rows of an expert, in tiles of up to 32 --> first product, activation --> inner --> second product
+ *   rows of an expert, in tiles of up to prs_few.tile --> first product, activation --> inner --> second product
  *   results --> the inbox of the token's rank: a row for each choice; that rank adds them up
  *
- * Inner rows lie as the stages of the second product want them, tile by tile: [step of PRS_FEW_STEP bytes][half of
- * PRS_STAGE_ROW bytes][row of the tile], swizzled; e4m3: after the rows of a step their scales, [half][row]. So the
- * copy engine brings them. What no column of a row fills is zero: the memory is at first, and nobody writes there.
+ * Inner rows, and the tokens of wide tiles, lie as the stages of a product want them, tile by tile: [step of
+ * PRS_FEW_STEP bytes][half of PRS_STAGE_ROW bytes][row of the tile], swizzled; e4m3: after the rows of a step their
+ * scales, [half][row]. So the copy engine brings them. What no column of a row fills is zero: the memory is at first,
+ * and nobody writes there.
  *
  * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16. A unit has fewer
- * columns than share a scale: of the warps that have stored a part of such a block, the last one quantises it. The
- * scales of a stage's rows lie after the last stage; those of weights are read from the caller's memory.
+ * columns than share a scale. A warp stores the same rows of each unit, so the last of the warps that have stored a
+ * part of a row's block quantises it. The scales of a stage's rows and weights lie after the last stage; the warps that
+ * bring rows bring both.
  *
  * No counts are exchanged: the slots are fixed, and each CTA finds the rows of its rank's experts in the places. A
  * *choice* is numbered over all ranks: (source rank * tokens + token) * top_k + slot.
@@ -34,38 +36,18 @@
 
 enum {
     PRS_FEW_MOST_CHOICES = 4096, /* choices of all ranks in one launch: shared memory holds them */
-    PRS_FEW_TILE = 32,           /* rows of an expert that are multiplied at a time: the N of the tensor cores */
-    PRS_FEW_WEIGHTS = 64,        /* rows of weights in a unit: the M of the tensor cores */
-    PRS_FEW_STEP = 256,          /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
-    PRS_FEW_GROUP = 8,           /* rows of weights that come together: a gate's and an up's, by turns */
-    PRS_FEW_PIECE = 1024,        /* columns of a token that a warp sends */
-    PRS_FEW_GATHERERS = 7,       /* warps that bring rows */
-    PRS_FEW_CONSUMERS = 4,       /* warps that multiply */
+    /* rows of an expert that are multiplied at a time, the N of the tensor cores: of few, and of more rows */
+    PRS_FEW_NARROW = 32,
+    PRS_FEW_WIDE = 64,
+    PRS_FEW_WEIGHTS = 64,  /* rows of weights in a unit: the M of the tensor cores */
+    PRS_FEW_STEP = 256,    /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
+    PRS_FEW_GROUP = 8,     /* rows of weights that come together: a gate's and an up's, by turns */
+    PRS_FEW_PIECE = 1024,  /* columns of a token that a warp sends */
+    PRS_FEW_GATHERERS = 7, /* warps that bring rows */
+    PRS_FEW_CONSUMERS = 4, /* warps that multiply */
     PRS_FEW_WARPS = 1 + PRS_FEW_GATHERERS + PRS_FEW_CONSUMERS,
 };
 static_assert((1 + PRS_FEW_GATHERERS) % 4 == 0, "the warps that multiply are a warpgroup");
-
-/* Shared memory. */
-enum {
-    PRS_FEW_STAGES = 8,        /* at most */
-    PRS_FEW_SCALED_STAGES = 7, /* stages with e4m3: scales take the place of the last stage */
-    PRS_FEW_STAGE_WEIGHTS = PRS_FEW_WEIGHTS * PRS_FEW_STEP,
-    PRS_FEW_STAGE_ROWS = PRS_FEW_TILE * PRS_FEW_STEP,
-    PRS_FEW_STAGE = PRS_FEW_STAGE_WEIGHTS + PRS_FEW_STAGE_ROWS,
-    PRS_FEW_STAGE_SCALES = 2 * PRS_FEW_TILE, /* floats: of 128 columns, then of the next 128 */
-    /* bytes of a row of a unit's results; 16 more, so that the next row uses other banks */
-    PRS_FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
-    PRS_FEW_OUT = PRS_FEW_TILE * PRS_FEW_OUT_PITCH,
-    PRS_FEW_MOST_TILES = PRS_FEW_MOST_CHOICES / PRS_FEW_TILE + PRS_ROUTE_MAX_EXPERTS,
-    PRS_FEW_SMEM_OUT = PRS_FEW_STAGES * PRS_FEW_STAGE,
-    PRS_FEW_SMEM_BARRIERS = PRS_FEW_SMEM_OUT + 2 * PRS_FEW_OUT, /* units use them in turn */
-    PRS_FEW_SMEM_TILES = PRS_FEW_SMEM_BARRIERS + 512,
-    PRS_FEW_SMEM_COUNTS = PRS_FEW_SMEM_TILES + PRS_FEW_MOST_TILES * 4,
-    PRS_FEW_SMEM_CODES = PRS_FEW_SMEM_COUNTS + PRS_ROUTE_MAX_EXPERTS * 4,
-    PRS_FEW_SMEM_LIST = PRS_FEW_SMEM_CODES + PRS_FEW_MOST_CHOICES * 2,
-    PRS_FEW_SMEM_BYTES = PRS_FEW_SMEM_LIST + PRS_FEW_MOST_CHOICES * 2
-};
-static_assert(PRS_FEW_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");
 
 /* This rank's; zero before the first launch. */
 struct prs_few_state {
@@ -83,13 +65,14 @@ struct prs_few {
     uint32_t unit[2];
     uint32_t units[2]; /* of a tile */
     struct prs_few_state *state;
-    uint32_t *done;        /* [tile]: parts of its inner rows that are stored; zero between launches */
-    uint8_t *inner;        /* [tile][inner_tile]: rows of the second product */
-    uint32_t inner_tile;   /* bytes of a tile's */
-    uint8_t *unscaled;     /* e4m3: [row of the list][I], results of the first product, of bf16 */
-    uint32_t *stored;      /* e4m3: [tile][I / 128]: warps that have stored there; zero between launches */
-    uint32_t pieces;       /* of a token */
-    uint32_t result_bytes; /* of a row of the second product's results */
+    uint32_t *done[2];      /* [tile]: parts of its rows that are stored; zero between launches */
+    uint8_t *tiles[2];      /* [tile][tile_bytes]: its rows */
+    uint32_t tile_bytes[2]; /* of the first product: 0 if tiles are narrow */
+    uint32_t tile;          /* rows of an expert that are multiplied at a time: PRS_FEW_NARROW or PRS_FEW_WIDE */
+    uint8_t *unscaled;      /* e4m3: [row of the list][I], results of the first product, of bf16 */
+    uint32_t *stored;       /* e4m3: [tile][I / 128][warp]: units that have stored there; zero between launches */
+    uint32_t pieces;        /* of a token */
+    uint32_t result_bytes;  /* of a row of the second product's results */
     /* Symmetric memory; [q]: at neighbour q. */
     uint32_t *places[PRS_MAX_LOCAL_RANKS];
     uint8_t *rows[PRS_MAX_LOCAL_RANKS];
@@ -111,10 +94,10 @@ PRS_SHARED uint32_t prs_few_slot(const struct prs_route *r, uint32_t bank, uint3
     return (bank * r->place.world + source) * r->tokens + token;
 }
 
-/* Bytes of a step of a tile's inner rows. */
-PRS_SHARED uint32_t prs_few_inner_step(uint32_t element_bytes)
+/* Bytes of a step of a tile's rows. e4m3: each row has two scales in it. */
+PRS_SHARED uint32_t prs_few_tile_step(uint32_t tile, uint32_t element_bytes)
 {
-    return PRS_FEW_STAGE_ROWS + (element_bytes == 1 ? PRS_FEW_STAGE_SCALES * (uint32_t)sizeof(float) : 0);
+    return tile * (PRS_FEW_STEP + (element_bytes == 1 ? 2 * (uint32_t)sizeof(float) : 0));
 }
 
 /* Words of a token, a multiple of four because they are read four at a time. */
@@ -154,8 +137,8 @@ PRS_SHARED uint32_t prs_few_expert(uint32_t word)
 extern "C" {
 #endif
 
-/* Prepares the kernel of a type on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
-int prs_few_kernel_prepare(uint32_t type, uint32_t *ctas);
+/* Prepares the kernel of a type and of tiles on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
+int prs_few_kernel_prepare(uint32_t type, uint32_t tile, uint32_t *ctas);
 /* 0 or -EIO. */
 int prs_few_kernel_launch(const struct prs_few_args *args, uint32_t ctas, cudaStream_t stream);
 

@@ -12,42 +12,66 @@
 enum {
     FEW_THREADS = PRS_FEW_WARPS * 32,
     FEW_ROW_VECTORS = PRS_FEW_STEP / 16, /* vectors of a row in a stage */
-    FEW_TERMS = 8,                       /* results that a lane reads at a time */
-    FEW_BARRIER = 1                      /* the consumers' named barrier */
+    /* bytes of a row of a unit's results; 16 more, so that the next row uses other banks */
+    FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
+    FEW_PACKED_ROWS = 8, /* rows that a warp copies at a time */
+    FEW_TERMS = 8,       /* results that a lane reads at a time */
+    FEW_BARRIER = 1      /* the consumers' named barrier */
 };
 static_assert((uint32_t)PRS_FEW_PIECE == QUANTISE_PART, "a warp quantises what it sends");
 
-/* TYPE: of tokens and weights. */
-template <int TYPE> struct few_engine {
+/* TYPE: of tokens and weights. TILE: rows of an expert that are multiplied at a time: the N of the tensor cores. */
+template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr int type = TYPE;
-    static constexpr int result = element<TYPE>::sum;      /* of both products */
-    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3; /* with scales of blocks */
-    static constexpr int stages = scaled ? PRS_FEW_SCALED_STAGES : PRS_FEW_STAGES;
-    static constexpr uint32_t step = PRS_FEW_STEP / element<TYPE>::bytes;                     /* columns in a stage */
+    static constexpr uint32_t tile = TILE;
+    static constexpr int result = element<TYPE>::sum;                     /* of both products */
+    static constexpr bool packed = TILE == PRS_FEW_WIDE;                  /* pack_rows() */
+    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;                /* with scales of blocks */
+    static constexpr uint32_t step = PRS_FEW_STEP / element<TYPE>::bytes; /* columns in a stage */
     static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* of a lane */
     /* For units.cuh. */
     static constexpr int cluster = 1;
-    static constexpr int unit_readers = PRS_FEW_WARPS;
+    /* Shared memory. Of wide tiles fewer stages have room. */
+    static constexpr uint32_t stage_weights = PRS_FEW_WEIGHTS * PRS_FEW_STEP, stage_rows = TILE * PRS_FEW_STEP;
+    static constexpr uint32_t stage = stage_weights + stage_rows;
+    /* Floats. Of rows: of 128 columns, then of the next 128; then struct weight_scales. */
+    static constexpr uint32_t row_scales = scaled ? 2 * TILE : 0, stage_scales = scaled ? row_scales + 4 : 0;
+    static constexpr int stages = packed ? 5 : scaled ? 7 : 8;
+    /* Warps that bring rows. No more than stages: a barrier tells only a phase from the next one. */
+    static constexpr uint32_t gatherers = stages < PRS_FEW_GATHERERS ? stages : PRS_FEW_GATHERERS;
+    static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS; /* for units.cuh */
+    static constexpr uint32_t out = TILE * FEW_OUT_PITCH;
+    static constexpr uint32_t at_scales = stages * stage;
+    static constexpr uint32_t at_out = at_scales + stages * stage_scales * sizeof(float);
+    static constexpr uint32_t at_barriers = at_out + 2 * out; /* units use them in turn */
+    static constexpr uint32_t at_tiles = at_barriers + 512;
+    static constexpr uint32_t at_counts = at_tiles + (PRS_FEW_MOST_CHOICES / TILE + PRS_ROUTE_MAX_EXPERTS) * 4;
+    static constexpr uint32_t at_codes = at_counts + PRS_ROUTE_MAX_EXPERTS * 4;
+    static constexpr uint32_t at_list = at_codes + PRS_FEW_MOST_CHOICES * 2;
+    static constexpr uint32_t smem_bytes = at_list + PRS_FEW_MOST_CHOICES * 2;
+    static_assert(smem_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
 };
 
-/* Up to PRS_FEW_TILE rows of one expert. */
+/* Rows of one expert. */
 struct few_tile {
-    uint32_t expert : 10, first : 12, rows : 6; /* expert: its number among this rank's; first: position in the list */
+    uint32_t expert : 10, first : 12, rows : 7; /* expert: its number among this rank's; first: position in the list */
 };
 static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 && PRS_FEW_MOST_CHOICES <= 1 << 12 &&
-                  PRS_FEW_TILE < 1 << 6,
+                  PRS_FEW_WIDE < 1 << 7,
               "a word for each tile");
 
 struct few_memory {
-    uint8_t *base, *out;    /* out: [2][PRS_FEW_OUT] */
-    uint64_t *full, *empty; /* [PRS_FEW_STAGES] */
-    float *scales;          /* [stage][PRS_FEW_STAGE_SCALES] */
+    uint8_t *base, *out;    /* [stages][stage], [2][out]: sizes of few_engine */
+    uint64_t *full, *empty; /* [stages] */
+    float *scales;          /* [stages][stage_scales] */
     struct unit_memory units;
     uint32_t *claimed, *tiles, *blocks; /* blocks: blocks of PRS_TILE_M rows, for the status */
     struct few_tile *tile;
     uint32_t *count; /* [expert here] */
-    uint16_t *code;  /* [choice]: its expert, of all ranks */
-    uint16_t *list;  /* choices of this rank's experts, expert by expert */
+    /* [warp][expert here]: of list_rows(); where stages are later */
+    uint32_t *counts_of_warps;
+    uint16_t *code; /* [choice]: its expert, of all ranks */
+    uint16_t *list; /* choices of this rank's experts, expert by expert */
 };
 
 /* What all CTAs of a launch have in common. */
@@ -61,25 +85,27 @@ struct few_unit {
     uint32_t product, block, index; /* block: of columns; index: of the tile */
 };
 
-PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
+template <class E> PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
 {
     struct few_memory m;
     m.base = base;
-    m.out = base + PRS_FEW_SMEM_OUT;
-    m.scales = (float *)(base + PRS_FEW_SCALED_STAGES * PRS_FEW_STAGE);
-    m.full = (uint64_t *)(base + PRS_FEW_SMEM_BARRIERS);
-    m.empty = m.full + PRS_FEW_STAGES;
-    m.units.full = m.empty + PRS_FEW_STAGES;
+    m.counts_of_warps = (uint32_t *)base;
+    static_assert(PRS_FEW_WARPS * PRS_ROUTE_MAX_EXPERTS * sizeof(uint32_t) <= E::at_scales, "they fit");
+    m.out = base + E::at_out;
+    m.scales = (float *)(base + E::at_scales);
+    m.full = (uint64_t *)(base + E::at_barriers);
+    m.empty = m.full + E::stages;
+    m.units.full = m.empty + E::stages;
     m.units.empty = m.units.full + UNIT_SLOTS;
     m.units.slot = (uint8_t *)(m.units.empty + UNIT_SLOTS);
     m.units.out = m.units.slot + UNIT_SLOTS * UNIT_BYTES;
     m.claimed = (uint32_t *)(m.units.out + UNIT_BYTES);
     m.tiles = m.claimed + 1;
     m.blocks = m.tiles + 1;
-    m.tile = (struct few_tile *)(base + PRS_FEW_SMEM_TILES);
-    m.count = (uint32_t *)(base + PRS_FEW_SMEM_COUNTS);
-    m.code = (uint16_t *)(base + PRS_FEW_SMEM_CODES);
-    m.list = (uint16_t *)(base + PRS_FEW_SMEM_LIST);
+    m.tile = (struct few_tile *)(base + E::at_tiles);
+    m.count = (uint32_t *)(base + E::at_counts);
+    m.code = (uint16_t *)(base + E::at_codes);
+    m.list = (uint16_t *)(base + E::at_list);
     return m;
 }
 
@@ -87,6 +113,8 @@ template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &ar
 {
     for (uint32_t e = threadIdx.x; e < args.moe.route.experts_per_rank; e += FEW_THREADS)
         m.count[e] = 0;
+    for (uint32_t e = threadIdx.x; e < PRS_FEW_WARPS * args.moe.route.experts_per_rank; e += FEW_THREADS)
+        m.counts_of_warps[e] = 0;
     if (threadIdx.x == 32) {
         tensor_map_prefetch(&args.few.weights[0]);
         tensor_map_prefetch(&args.few.weights[1]);
@@ -339,19 +367,19 @@ PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_me
 }
 
 /* One warp turns counts into tiles, and each count into the place of its expert's first row in the list. */
-PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_memory &m)
+template <class E> PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_memory &m)
 {
     uint32_t lane = threadIdx.x % 32, experts = args.moe.route.experts_per_rank, carry = 0, blocks = 0;
     for (uint32_t first = 0; first < experts; first += 32) { /* rows in the low half of a word, tiles in the high one */
         uint32_t e = first + lane, rows = e < experts ? m.count[e] : 0;
-        uint32_t mine = rows | prs_ceil_div(rows, PRS_FEW_TILE) << 16, sum = mine;
+        uint32_t mine = rows | prs_ceil_div(rows, E::tile) << 16, sum = mine;
         for (uint32_t d = 1; d < 32; d *= 2) {
             uint32_t before = __shfl_up_sync(~0u, sum, d);
             sum += lane >= d ? before : 0;
         }
         uint32_t at = carry + sum - mine, row = at & 0xffff, tile = at >> 16;
-        for (uint32_t i = 0; i < rows; i += PRS_FEW_TILE)
-            m.tile[tile++] = {e, row + i, rows - i < PRS_FEW_TILE ? rows - i : PRS_FEW_TILE};
+        for (uint32_t i = 0; i < rows; i += E::tile)
+            m.tile[tile++] = {e, row + i, rows - i < E::tile ? rows - i : E::tile};
         if (e < experts)
             m.count[e] = row;
         carry += __shfl_sync(~0u, sum, 31);
@@ -363,55 +391,60 @@ PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_mem
     }
 }
 
-/* Lists rows in any order; order_rows() sorts them. */
-PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
+/* The choices of a warp in list_rows(): some that follow one another. */
+PRS_DEVICE uint32_t choices_of_warp(const struct prs_route *r)
 {
-    const struct prs_route *r = &args.moe.route;
-    for (uint32_t choice = threadIdx.x; choice < prs_few_choices(r); choice += FEW_THREADS)
-        if (is_here(r, m.code[choice]))
-            m.list[atomicAdd(&m.count[m.code[choice] % r->experts_per_rank], 1u)] = (uint16_t)choice;
+    return prs_ceil_div(prs_few_choices(r), FEW_THREADS) * 32;
 }
 
-/* For an expert with several tiles: lists its rows again, since rows may be in the wrong tile. */
-PRS_DEVICE void order_tiles(const struct prs_few_args &args, const struct few_memory &m, const struct few_tile &first)
+/* Counts the rows of each expert here among a warp's choices. */
+PRS_DEVICE void count_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t lane = threadIdx.x % 32, choices = prs_few_choices(r), at = first.first;
-    uint32_t expert = first.expert + r->place.rank * r->experts_per_rank;
-    for (uint32_t i = 0; i < choices; i += 32) {
-        bool mine = i + lane < choices && m.code[i + lane] == expert;
-        uint32_t all = __ballot_sync(~0u, mine);
-        if (mine)
-            m.list[at + __popc(all & ((1u << lane) - 1))] = (uint16_t)(i + lane);
-        at += __popc(all);
+    uint32_t each = choices_of_warp(r), all = prs_few_choices(r), begin = threadIdx.x / 32 * each;
+    uint32_t *count = m.counts_of_warps + threadIdx.x / 32 * r->experts_per_rank;
+    for (uint32_t choice = begin + threadIdx.x % 32; choice < begin + each && choice < all; choice += 32)
+        if (is_here(r, m.code[choice]))
+            atomicAdd(&count[m.code[choice] % r->experts_per_rank], 1u);
+}
+
+/* Turns the counts of warps into the places of their first rows in the list. */
+PRS_DEVICE void place_rows(const struct prs_few_args &args, const struct few_memory &m)
+{
+    uint32_t experts = args.moe.route.experts_per_rank;
+    for (uint32_t e = threadIdx.x; e < experts; e += FEW_THREADS) {
+        uint32_t at = m.count[e];
+        for (uint32_t warp = 0; warp < PRS_FEW_WARPS; warp++) {
+            uint32_t rows = m.counts_of_warps[warp * experts + e];
+            m.counts_of_warps[warp * experts + e] = at;
+            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) each warp has places of its own: s/at/warp/ */
+            at += rows;
+        }
     }
 }
 
-PRS_DEVICE void order_tile(const struct few_memory &m, const struct few_tile &tile)
+/* Lists rows by expert, in the order of choices. All CTAs must have the same rows in each tile, in the same order: one
+ * stores inner rows where another reads them. */
+PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
-    uint32_t lane = threadIdx.x % 32, rows = tile.rows, place = 0;
-    uint32_t mine = lane < rows ? m.list[tile.first + lane] : ~0u;
-    for (uint32_t i = 0; i < rows; i++)
-        place += __shfl_sync(~0u, mine, i) < mine ? 1 : 0;
-    __syncwarp(); /* all lanes have read */
-    /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a tile are in order: s/place/lane/ */
-    if (lane < rows)
-        m.list[tile.first + place] = (uint16_t)mine;
-}
-
-/* All CTAs must have the same rows in each tile, in the same order: one stores inner rows where another reads them. */
-PRS_DEVICE void order_rows(const struct prs_few_args &args, const struct few_memory &m)
-{
-    for (uint32_t i = threadIdx.x / 32; i < *m.tiles; i += PRS_FEW_WARPS) {
-        struct few_tile tile = m.tile[i];
-        if (i != 0 && m.tile[i - 1].expert == tile.expert)
-            continue;
-        /* MUTANT(emulator moe_few/experts_with_many_rows_have_several_tiles) rows of several tiles are in order:
-         * s/m.tile[i + 1].expert == tile.expert/false/ */
-        if (i + 1 < *m.tiles && m.tile[i + 1].expert == tile.expert)
-            order_tiles(args, m, tile);
-        else
-            order_tile(m, tile);
+    const struct prs_route *r = &args.moe.route;
+    uint32_t lane = threadIdx.x % 32, each = choices_of_warp(r), all = prs_few_choices(r);
+    uint32_t begin = threadIdx.x / 32 * each;
+    uint32_t *at = m.counts_of_warps + threadIdx.x / 32 * r->experts_per_rank;
+    for (uint32_t first = begin; first < begin + each && first < all; first += 32) {
+        uint32_t choice = first + lane, code = choice < all ? m.code[choice] : PRS_ROUTE_NONE;
+        bool here = is_here(r, code);
+        uint32_t expert = here ? code % r->experts_per_rank : PRS_ROUTE_NONE;
+        uint32_t same = __match_any_sync(~0u, expert), before = __popc(same & ((1u << lane) - 1));
+        uint32_t place = here ? at[expert] + before : 0;
+        __syncwarp(); /* all lanes have read the place */
+        /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a warp have places of their own:
+         * s/__popc.same./1/ */
+        if (here && before == 0)
+            at[expert] += __popc(same);
+        if (here)
+            m.list[place] = (uint16_t)choice;
+        __syncwarp(); /* the next places are there */
     }
 }
 

@@ -13,6 +13,12 @@ static const double ONE_US = 32; /* the launch, and three waits for other ranks 
 static const double LAYER_US = 105;
 static const double ROUTING_US = 25; /* counts, offsets, maps: of a dispatch with its product */
 
+/* Of a layer as one kernel; fitted on one H200 to one rank's load of 4 (moe-layer-one-kernel-wide-1xH200.json). */
+static const double STAGE_US = 0.3, UNIT_US = 1;    /* multiplying a stage; the end of a unit */
+static const double SCALED_UNIT_US[2] = {4.5, 1.4}; /* e4m3; the first product's results are quantised */
+static const double PACK_US = 8;                    /* copying the rows of wide tiles */
+static const double BOX_US = 0.001; /* of the 15 ns that the copy engine takes for 128 bytes of a row: not hidden */
+
 enum { BF16_BYTES = 2 };
 
 static double larger(double a, double b)
@@ -57,11 +63,29 @@ struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint3
     return t;
 }
 
-/* Each tile takes as long as reading its weights, even if they come from L2. Each choice's result is sent. */
-double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes)
+/* The time that a tile takes, if all SMs share it: the longer of reading the weights of its units, even if they come
+ * from L2, and multiplying them. */
+static double tile_us(const struct prs_moe_shape *s, uint32_t element_bytes)
 {
-    double row_bytes = (double)s->hidden * BF16_BYTES, rows = (double)s->tokens * s->top_k;
-    double hit = hit_experts(s, world), tiles = larger(hit, rows / PRS_FEW_TILE + hit / 2);
-    double weights = (s->columns + inner_columns(s)) * s->hidden * element_bytes / PRS_MEMORY_BYTES_PER_US;
-    return ONE_US + tiles * weights + rows * (world - 1) / world * row_bytes / PRS_ROW_STORE_BYTES_PER_US;
+    uint32_t inner = (uint32_t)inner_columns(s), inputs[2] = {s->hidden, inner}, rows[2] = {s->columns, s->hidden};
+    double us = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        double bytes = (double)inputs[i] * element_bytes, units = (double)rows[i] / PRS_FEW_WEIGHTS;
+        double multiplied = bytes / PRS_FEW_STEP * STAGE_US + (element_bytes == 1 ? SCALED_UNIT_US[i] : UNIT_US);
+        us += units * larger(bytes * PRS_FEW_WEIGHTS / PRS_MEMORY_BYTES_PER_US, multiplied / PRS_SMS);
+    }
+    return us;
+}
+
+double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes, uint32_t *tile)
+{
+    double row_bytes = (double)s->hidden * BF16_BYTES, rows = (double)s->tokens * s->top_k, hit = hit_experts(s, world);
+    double each = tile_us(s, element_bytes), boxes = rows * s->hidden / PRS_STAGE_ROW;
+    double narrow =
+        larger(hit, rows / PRS_FEW_NARROW + hit / 2) * each + boxes * s->columns / PRS_FEW_WEIGHTS * BOX_US / PRS_SMS;
+    double wide = larger(hit, rows / PRS_FEW_WIDE + hit / 2) * each + PACK_US;
+    if (tile)
+        *tile = wide < narrow ? PRS_FEW_WIDE : PRS_FEW_NARROW;
+    return ONE_US + (wide < narrow ? wide : narrow) +
+           rows * (world - 1) / world * row_bytes / PRS_ROW_STORE_BYTES_PER_US; /* each choice's result is sent */
 }

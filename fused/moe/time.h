@@ -18,7 +18,7 @@ struct prs_moe_time {
  * element_bytes: of a number. */
 struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint32_t world, uint32_t row_bytes,
                                             uint32_t element_bytes);
-/* The time of a layer as one kernel (few.h), us. */
-double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes);
+/* The time of a layer as one kernel (few.h), us. *tile: the rows of a tile that are then fastest; may be NULL. */
+double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes, uint32_t *tile);
 
 #endif

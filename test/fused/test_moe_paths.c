@@ -27,7 +27,8 @@ static double several_us(const struct prs_moe_shape *s, uint32_t world)
 #define DEEPSEEK_V3 7168, 2048, 256, 8
 #define MIXTRAL     4096, 14336, 8, 2
 
-/* Measured on H100s, which read memory at 0.7 of the rate of the predicted H200s. */
+/* Measured on H100s, which read memory at 0.7 of the rate of the predicted H200s; with 128 tokens, before tiles had up
+ * to 64 rows. */
 Test(moe_paths, predicted_times_are_as_measured)
 {
     static const struct {
@@ -42,11 +43,12 @@ Test(moe_paths, predicted_times_are_as_measured)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s =
             layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, rows[i].top_k);
-        double one = prs_moe_time_of_one(&s, rows[i].world, BF16_ROW) / rows[i].one_us;
+        double one = prs_moe_time_of_one(&s, rows[i].world, BF16_ROW, NULL) / rows[i].one_us;
         double several = several_us(&s, rows[i].world) / rows[i].several_us;
-        cr_assert(one > 0.64 && one < 0.9, "row %zu: one kernel, %g of what was measured", i, one);
+        cr_assert(one > 0.6 && one < 0.9, "row %zu: one kernel, %g of what was measured", i, one);
         cr_assert(several > 0.6 && several < 1.05, "row %zu: several kernels, %g of what was measured", i, several);
-        cr_assert_lt(prs_moe_time_of_one(&s, rows[i].world, BF16_ROW), several_us(&s, rows[i].world), "row %zu", i);
+        cr_assert_lt(prs_moe_time_of_one(&s, rows[i].world, BF16_ROW, NULL), several_us(&s, rows[i].world), "row %zu",
+                     i);
     }
 }
 
@@ -58,9 +60,30 @@ Test(moe_paths, experts_with_many_rows_take_several_kernels)
     } rows[] = {{1, true}, {8, true}, {16, true}, {128, false}, {512, false}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s = layer_of(rows[i].tokens, MIXTRAL);
-        cr_assert_eq(prs_moe_time_of_one(&s, 4, BF16_ROW) < several_us(&s, 4), rows[i].one,
-                     "%u tokens: %g us, several %g", rows[i].tokens, prs_moe_time_of_one(&s, 4, BF16_ROW),
+        cr_assert_eq(prs_moe_time_of_one(&s, 4, BF16_ROW, NULL) < several_us(&s, 4), rows[i].one,
+                     "%u tokens: %g us, several %g", rows[i].tokens, prs_moe_time_of_one(&s, 4, BF16_ROW, NULL),
                      several_us(&s, 4));
+    }
+}
+
+/* Measured on one H200 with one rank's load of 4 (doc/results/moe-layer-one-kernel-wide-1xH200.json): its experts are
+ * a quarter of all. */
+Test(moe_paths, tiles_are_wide_where_experts_have_many_rows)
+{
+    static const struct {
+        uint32_t tokens, hidden, inner, experts, tile;
+        double us; /* e4m3 */
+    } rows[] = {
+        {8, 2048, 768, 32, 32, 60.7},    {64, 2048, 768, 32, 32, 75.7},    {128, 2048, 768, 32, 64, 87.3},
+        {256, 2048, 768, 32, 64, 124.8}, {512, 2048, 768, 32, 64, 198.4},  {8, 7168, 2048, 64, 32, 455.8},
+        {32, 7168, 2048, 64, 32, 681.1}, {128, 7168, 2048, 64, 64, 710.5}, {256, 7168, 2048, 64, 64, 775.5},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_moe_shape s = layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, 8);
+        uint32_t tile = 0;
+        double us = prs_moe_time_of_one(&s, 1, 1, &tile) / rows[i].us;
+        cr_assert_eq(tile, rows[i].tile, "row %zu: %u rows", i, tile);
+        cr_assert(us > 0.85 && us < 1.4, "row %zu: %g of what was measured", i, us); /* one rank waits for no other */
     }
 }
 
@@ -80,7 +103,7 @@ Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s =
             layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, rows[i].top_k);
-        double one = prs_moe_time_of_one(&s, 4, 1);
+        double one = prs_moe_time_of_one(&s, 4, 1, NULL);
         double several = prs_moe_time_of_kernels(&s, 4, s.hidden + s.hidden / 32, 1).all;
         cr_assert_eq(one < several, rows[i].one_us < rows[i].several_us, "row %zu: %g us, several %g", i, one, several);
         cr_assert(one / rows[i].one_us > 0.6 && one / rows[i].one_us < 1, "row %zu: %g us", i, one);

@@ -507,6 +507,18 @@ Test(moe_fp8, layers_of_few_tokens_are_right, .timeout = 300)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Tiles of up to 64 rows: one of 33 to 64, several of an expert, tokens of two pieces. */
+Test(moe_fp8, layers_of_wide_tiles_are_right, .timeout = 300)
+{
+    static const struct row rows[] = {
+        {2, 40, 256, 256, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.path = PRS_MOE_PATH_ONE}},
+        {2, 72, 128, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .quantised = true,
+         .tuning = {.path = PRS_MOE_PATH_ONE}},
+        {2, 20, 1152, 128, 2, 1, PRS_ACTIVATION_NONE, .replayed = true, .tuning = {.path = PRS_MOE_PATH_ONE}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* Between nodes rows travel as bytes too: sums of two ranks of another node. */
 Test(moe_fp8_nodes, rows_and_layers_cross_between_nodes, .timeout = 300)
 {

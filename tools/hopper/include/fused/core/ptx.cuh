@@ -483,6 +483,11 @@ PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, ui
     wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
 }
 
+PRS_DEVICE void wgmma_m64n64k32_e4m3(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
 PRS_DEVICE void wgmma_m64n32k32_e4m3(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
 {
     wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
