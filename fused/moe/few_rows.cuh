@@ -40,11 +40,18 @@ PRS_DEVICE void await_piece(const struct prs_few_args &args, const struct few_la
     }
 }
 
+/* The consumer warps that store rows of a unit of the first product: the first ones. */
+PRS_DEVICE uint32_t storing_warps(const struct prs_few_args &args, const struct few_tile &tile)
+{
+    uint32_t warps = prs_ceil_div(tile.rows * (args.few.unit[0] / 8), 32);
+    return warps < PRS_FEW_CONSUMERS ? warps : PRS_FEW_CONSUMERS;
+}
+
 /* The value of a tile's `done` counter when it is complete: it counts warps that have stored results of the first
  * product, or quantised their rows of blocks of them. */
-template <class E> PRS_DEVICE uint32_t inner_parts(const struct prs_few_args &args)
+template <class E> PRS_DEVICE uint32_t inner_parts(const struct prs_few_args &args, const struct few_tile &tile)
 {
-    return (E::scaled ? args.few.columns[0] / PRS_SCALE_BLOCK : args.few.units[0]) * PRS_FEW_CONSUMERS;
+    return (E::scaled ? args.few.columns[0] / PRS_SCALE_BLOCK : args.few.units[0]) * storing_warps(args, tile);
 }
 
 /* Waits until the rows of the tile are there: all pieces of its tokens, or all its inner rows. */
@@ -56,8 +63,8 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
     uint32_t pieces = args.few.pieces, lane = threadIdx.x % 32;
     if (u.product != 0) {
         /* MUTANT(emulator moe_few/few_tokens_take_one_launch) wait for the first product: delete */
-        wait_flag(&args.moe.sync, args.few.done[1] + u.index, inner_parts<E>(args), PRS_AWAIT_BLOCK, r->place.rank,
-                  u.index);
+        wait_flag(&args.moe.sync, args.few.done[1] + u.index, inner_parts<E>(args, u.tile), PRS_AWAIT_BLOCK,
+                  r->place.rank, u.index);
     } else if (E::packed) {
         /* MUTANT(emulator moe_few/wide_tiles_are_right) wait for packed rows: delete */
         wait_flag(&args.moe.sync, args.few.done[0] + u.index, prs_ceil_div(u.tile.rows, FEW_PACKED_ROWS) * pieces,
@@ -127,41 +134,36 @@ template <class E> PRS_DEVICE void store_weight_scale(const struct few_memory &m
 }
 
 /* ---- tokens ---- */
-/* A lane copies every 32nd row: the swizzle depends only on where in shared memory its 128 bytes land. Rows of the stage
- * beyond the tile are not written; they only affect sums that nobody stores. */
+/* A lane copies a row: the swizzle depends only on where in shared memory its 128 bytes land. Rows of the stage beyond
+ * the tile are not written; they only affect sums that nobody stores. */
 template <class E>
 PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                             const struct few_unit &u, struct gather_turn *turn)
 {
+    static_assert(E::tile == 32, "a row for each lane");
     const struct prs_route *r = &args.moe.route;
     uint32_t lane = threadIdx.x % 32, columns = args.few.inputs[0], steps = prs_ceil_div(columns, E::step);
-    constexpr uint32_t each = E::tile / 32;
+    bool has = lane < u.tile.rows;
+    uint32_t slot = prs_few_slot(r, l.bank, 0, 0) + (has ? m.list[u.tile.first + lane] / r->choices : 0);
+    const float *scales = (const float *)(args.few.rows[0] + (uint64_t)slot * r->row_bytes + columns);
     struct weight_blocks blocks = find_weight_scales(args, u);
-    uint32_t slot[each];
-#pragma unroll
-    for (uint32_t i = 0; i < each; i++)
-        slot[i] = prs_few_slot(r, l.bank, 0, 0) +
-                  (i * 32 + lane < u.tile.rows ? m.list[u.tile.first + i * 32 + lane] / r->choices : 0);
     for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(&turn->p)) {
         uint32_t stage = turn->p.stage;
         uint8_t *to = m.base + stage * E::stage + E::stage_weights + lane * PRS_STAGE_ROW;
-        float scale[each * 2], of_weights = 0;
+        float scale[2] = {0, 0}, of_weights = 0;
         if (!is_my_turn<E>(turn))
             continue;
-        if constexpr (E::scaled)
+        if constexpr (E::scaled) /* all in flight while the stage is awaited */
             of_weights = load_weight_scale(args, u, blocks, step);
 #pragma unroll
-        for (uint32_t i = 0; E::scaled && i < each * 2; i++) { /* in flight while the stage is awaited */
-            uint32_t block = step * 2 + i % 2;
-            bool has = i / 2 * 32 + lane < u.tile.rows && block < columns / PRS_SCALE_BLOCK;
-            const uint8_t *row = args.few.rows[0] + (uint64_t)slot[i / 2] * r->row_bytes;
-            scale[i] = has ? ((const float *)(row + columns))[block] : 0;
-        }
+        for (uint32_t half = 0; half < 2; half++)
+            if (E::scaled && has && step * 2 + half < columns / PRS_SCALE_BLOCK)
+                scale[half] = scales[step * 2 + half];
         mbarrier_wait(&m.empty[stage], turn->p.phase ^ 1);
 #pragma unroll
-        for (uint32_t i = 0; E::scaled && i < each * 2; i++)
-            if (i / 2 * 32 + lane < u.tile.rows)
-                m.scales[stage * E::stage_scales + i % 2 * E::tile + i / 2 * 32 + lane] = scale[i];
+        for (uint32_t half = 0; half < 2; half++)
+            if (E::scaled && has)
+                m.scales[stage * E::stage_scales + half * E::tile + lane] = scale[half];
         if constexpr (E::scaled) {
             store_weight_scale<E>(m, stage, of_weights);
             fence_async_shared(); /* the copy engine may be next to write there */
@@ -170,11 +172,9 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
         if (lane == 0)
             mbarrier_expect(&m.full[stage], u.tile.rows * PRS_FEW_STEP);
         __syncwarp(); /* no byte comes before it is expected */
-#pragma unroll
-        for (uint32_t i = 0; i < each * 2; i++)
-            if (i / 2 * 32 + lane < u.tile.rows)
-                tma_load_2d(to + i % 2 * (E::stage_rows / 2) + i / 2 * 32 * PRS_STAGE_ROW, &args.few.sent,
-                            &m.full[stage], (int32_t)(step * E::step + i % 2 * (E::step / 2)), (int32_t)slot[i / 2]);
+        for (uint32_t half = 0; half < 2 && has; half++)
+            tma_load_2d(to + half * (E::stage_rows / 2), &args.few.sent, &m.full[stage],
+                        (int32_t)(step * E::step + half * (E::step / 2)), (int32_t)slot);
     }
 }
 
@@ -364,6 +364,8 @@ template <class E> PRS_DEVICE bool completes_block(const struct prs_few_args &ar
 /* All lanes of a consumer warp call it when they have stored their part of a unit of the first product. */
 template <class E> PRS_DEVICE void pass_on_inner(const struct prs_few_args &args, const struct few_unit &u)
 {
+    if (threadIdx.x % 128 / 32 >= storing_warps(args, u.tile))
+        return;
     __syncwarp();
     if constexpr (E::scaled) {
         if (!completes_block<E>(args, u))
@@ -391,7 +393,7 @@ PRS_DEVICE void gather_rows(const struct prs_few_args &args, const struct few_me
         await_inputs<E>(args, m, l, u);
         if (E::packed || u.product != 0)
             load_tile<E>(args, m, u, &turn);
-        else
+        else if constexpr (!E::packed)
             load_tokens<E>(args, m, l, u, &turn);
     }
 }
