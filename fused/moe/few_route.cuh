@@ -417,7 +417,7 @@ PRS_DEVICE void place_rows(const struct prs_few_args &args, const struct few_mem
         for (uint32_t warp = 0; warp < PRS_FEW_WARPS; warp++) {
             uint32_t rows = m.counts_of_warps[warp * experts + e];
             m.counts_of_warps[warp * experts + e] = at;
-            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) each warp has places of its own: s/at/warp/ */
+            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) each warp has places of its own: delete */
             at += rows;
         }
     }
@@ -438,9 +438,8 @@ PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memo
         uint32_t same = __match_any_sync(~0u, expert), before = __popc(same & ((1u << lane) - 1));
         uint32_t place = here ? at[expert] + before : 0;
         __syncwarp(); /* all lanes have read the place */
-        /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a warp have places of their own:
-         * s/__popc.same./1/ */
         if (here && before == 0)
+            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a warp have places of their own: delete */
             at[expert] += __popc(same);
         if (here)
             m.list[place] = (uint16_t)choice;

@@ -2,6 +2,7 @@
 #include "fused/moe/time.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "fused/core/machine.h"
 #include "fused/moe/few.h"
@@ -84,8 +85,9 @@ double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32
     double narrow =
         larger(hit, rows / PRS_FEW_NARROW + hit / 2) * each + boxes * s->columns / PRS_FEW_WEIGHTS * BOX_US / PRS_SMS;
     double wide = larger(hit, rows / PRS_FEW_WIDE + hit / 2) * each + PACK_US;
+    bool is_wide = wide < narrow || rows > hit * PRS_FEW_NARROW;
     if (tile)
-        *tile = wide < narrow ? PRS_FEW_WIDE : PRS_FEW_NARROW;
-    return ONE_US + (wide < narrow ? wide : narrow) +
+        *tile = is_wide ? PRS_FEW_WIDE : PRS_FEW_NARROW;
+    return ONE_US + (is_wide ? wide : narrow) +
            rows * (world - 1) / world * row_bytes / PRS_ROW_STORE_BYTES_PER_US; /* each choice's result is sent */
 }

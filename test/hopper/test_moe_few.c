@@ -43,16 +43,16 @@ Test(moe_few, experts_with_many_rows_have_several_tiles, .timeout = 600)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Where an expert has 16 rows on average, tiles have up to 64: of up to 8, 16, 32 and 64 rows, several tiles of an
+/* Where experts have more than 32 rows on average, tiles have up to 64: of up to 8, 16, 32 and 64 rows, several tiles of an
  * expert, tokens of two pieces, a last stage that is half empty; other ranks' tokens that come late. */
 Test(moe_few, wide_tiles_are_right, .timeout = 600)
 {
     static const struct ranks_moe rows[] = {
-        {2, 24, 136, 4, 2, 2, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        {2, 40, 136, 4, 2, 2, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
         {2, 40, 72, 4, 3, 3, ANY, .inner = 72, .activation = PRS_ACTIVATION_RELU, .residual = true},
         {2, 50, 72, 4, 2, 2, ONE_EXPERT, .inner = 40, .activation = PRS_ACTIVATION_SILU, .gated = 1,
          .tuning = {.ctas = 1}},
-        {2, 16, 1224, 4, 2, 2, HALF_EMPTY, .inner = 136, .activation = PRS_ACTIVATION_GELU},
+        {2, 34, 1224, 4, 2, 2, HALF_EMPTY, .inner = 136, .activation = PRS_ACTIVATION_GELU},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
@@ -368,7 +368,7 @@ Test(moe_few_order, of_a_layer_in_one_launch, .timeout = 600)
 {
     static const struct ranks_moe rows[] = {
         {2, 4, 136, 4, 2, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
-        {2, 16, 136, 2, 1, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        {2, 34, 136, 2, 1, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
