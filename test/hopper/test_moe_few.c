@@ -43,8 +43,8 @@ Test(moe_few, experts_with_many_rows_have_several_tiles, .timeout = 600)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Where experts have more than 32 rows on average, tiles have up to 64: of up to 8, 16, 32 and 64 rows, several tiles of an
- * expert, tokens of two pieces, a last stage that is half empty; other ranks' tokens that come late. */
+/* Where experts have more than 32 rows on average, tiles have up to 64: of up to 8, 16, 32 and 64 rows, several tiles
+ * of an expert, tokens of two pieces, a last stage that is half empty, one CTA. */
 Test(moe_few, wide_tiles_are_right, .timeout = 600)
 {
     static const struct ranks_moe rows[] = {
