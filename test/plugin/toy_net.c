@@ -231,11 +231,9 @@ static net_result toy_test(void *handle, int *done, int *sizes)
 
     *done = 0;
     if (has_fault("slow"))
-        usleep(10000); /* as on a machine where each call waits for a processor */
+        usleep(100000); /* as on a machine where each call waits for a processor */
     if (has_fault("hang"))
         return NET_SUCCESS;
-    if (has_fault("slow"))
-        usleep(100000); /* as on a busy machine, where each poll may wait for a processor */
     while (request->left && comm->first != comm->next) {
         struct toy_request *oldest = &comm->request[comm->first % REQUESTS];
         int r = advance(comm, oldest, comm->is_send);
