@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/attention/copies.h"
 
+#include "fused/attention/tensors.h"
+
 /* The pairs that one copy moves: as many as one 2D copy can (rows of equal length at equal distance). */
 struct run {
     uint64_t begin; /* in the tensor; this and the next two in bytes */
@@ -8,44 +10,39 @@ struct run {
     uint32_t rows, pairs;
 };
 
-/* The run that begins at `pair` and ends at `end` at the latest. */
-static struct run run_at(const struct prs_attention_args *a, uint32_t pair, uint32_t end)
+/* The run that begins at `pair` and ends at `end` at the latest. row_bytes: of a row of a head. */
+static struct run run_at(const struct prs_attention_args *a, uint32_t row_bytes, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
     uint64_t rows = (uint64_t)s->segments * s->segment_rows;
     uint32_t heads = a->heads_first != 0 ? 1 : s->heads_kv, head = pair % heads, left = end - pair;
     struct run run;
     if (head == 0 && left >= heads) { /* pairs, or whole batches, each without gaps */
-        run.begin = pair * rows * a->row_bytes;
+        run.begin = pair * rows * row_bytes;
         run.pairs = left / heads * heads;
-        run.pitch = run.bytes = run.pairs * rows * a->row_bytes;
+        run.pitch = run.bytes = run.pairs * rows * row_bytes;
         run.rows = 1;
     } else { /* heads of one batch: a row is what they have at one position */
-        run.begin = (pair / heads * rows * heads + head) * a->row_bytes;
-        run.pitch = (uint64_t)heads * a->row_bytes;
+        run.begin = (pair / heads * rows * heads + head) * row_bytes;
+        run.pitch = (uint64_t)heads * row_bytes;
         run.pairs = left < heads - head ? left : heads - head;
-        run.bytes = (uint64_t)run.pairs * a->row_bytes;
+        run.bytes = (uint64_t)run.pairs * row_bytes;
         run.rows = (uint32_t)rows;
     }
     return run;
 }
 
-/* Bytes of the keys of one rank. */
-static uint64_t tensor_bytes(const struct prs_attention_args *a)
-{
-    const struct prs_attention_schedule *s = &a->schedule;
-    return (uint64_t)s->pairs * s->segments * s->segment_rows * a->row_bytes;
-}
-
 /* The pairs from `pair` up to `end` of keys or values, to the rank `distance` places before this one. */
-static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args *a, const uint8_t *from,
-                      uint32_t distance, uint32_t kind, uint32_t pair, uint32_t end)
+static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_shape *shape,
+                      const struct prs_attention_args *a, const uint8_t *from, uint32_t distance, uint32_t kind,
+                      uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
-    uint8_t *to = a->staging[s->place.world - distance] + prs_attention_tensor(distance, kind) * tensor_bytes(a);
+    uint8_t *to = a->staging[s->place.world - distance] + prs_attention_copied_at(shape, s, distance, kind);
+    uint32_t row_bytes = prs_attention_kind_bytes(shape, kind);
     int r = 0;
     while (pair < end && r == 0) {
-        struct run run = run_at(a, pair, end);
+        struct run run = run_at(a, row_bytes, pair, end);
         r = prs_copy_stream_rows(c, to + run.begin, run.pitch, from + run.begin, run.pitch, run.bytes, run.rows);
         pair += run.pairs;
     }
@@ -57,8 +54,8 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
  * rank at the same time. Sending less would not help, because the rank that sends most sets the time. When ranks sent
  * only what was needed, their copies met those of that rank, and it took 787 to 838 us instead of 690 (4 x H200, 8192
  * keys). */
-int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_attention_args *a, const void *k,
-                                 const void *v)
+int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_attention_shape *shape,
+                                 const struct prs_attention_args *a, const void *k, const void *v)
 {
     const struct prs_attention_schedule *s = &a->schedule;
     int r = 0;
@@ -66,9 +63,9 @@ int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_att
         uint32_t pair = group * s->group, end = pair + prs_attention_group_pairs(s, group);
         for (uint32_t distance = 1; distance < s->place.world && r == 0; distance++) {
             uint32_t *flag = a->arrivals[s->place.world - distance] + prs_attention_copied(s, distance, group);
-            r = copy_pairs(c, a, k, distance, PRS_KEYS, pair, end);
+            r = copy_pairs(c, shape, a, k, distance, PRS_KEYS, pair, end);
             if (!r)
-                r = copy_pairs(c, a, v, distance, PRS_VALUES, pair, end);
+                r = copy_pairs(c, shape, a, v, distance, PRS_VALUES, pair, end);
             if (!r)
                 r = prs_copy_stream_word(c, flag, &a->sync.words->copying);
         }

@@ -178,7 +178,8 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     if constexpr (E::striped && KIND == PRS_KEYS)
         tell_step(args, m, stage, walk);
     mbarrier_expect(full, KIND == PRS_KEYS ? E::block_bytes : E::values_bytes);
-    const CUtensorMap *map = KIND == PRS_VALUES && E::value_dim != E::head_dim ? &args.received_values : &args.received;
+    constexpr bool other_width = KIND == PRS_VALUES && E::value_dim != E::head_dim;
+    const CUtensorMap *map = other_width ? &args.received_values : &args.received;
     struct attention_coordinate at = {0, 0};
     if (order == 0)
         map = KIND == PRS_KEYS ? &args.k : &args.v;
@@ -187,7 +188,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     else
         at = attention_coordinate_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
     if (order != 0)
-        at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
+        at.v += (int32_t)(prs_attention_tensor(s, order, other_width ? PRS_KEYS : KIND) * args.planes);
     load_rows<KIND == PRS_KEYS ? E::head_dim : E::value_dim>(to, map, full, E::block, row, at);
 }
 

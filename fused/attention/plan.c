@@ -47,14 +47,22 @@ static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
     struct prs_attention_box box = box_of_block(p, false);
+    uint32_t heads = p->shape.heads_kv, slices;
+    int r;
     if (p->args.planes == 0) {
-        int r = prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
+        r = prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
         return r ? r
                  : prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box_of_block(p, true),
                                                &p->args.received_values);
     }
-    return prs_attention_encode(&p->shape, s, p->args.staging[0], prs_attention_tensor(s->place.world, 0),
-                                p->shape.heads_kv, box, &p->args.received);
+    slices = s->place.world - 1;
+    if (prs_attention_value_dim(&p->shape) == p->shape.head_dim)
+        return prs_attention_encode(&p->shape, s, p->args.staging[0], 2 * slices, heads, box, &p->args.received);
+    r = prs_attention_encode(&p->shape, s, p->args.staging[0], slices, heads, box, &p->args.received);
+    return r ? r
+             : prs_attention_encode(&p->shape, s,
+                                    p->args.staging[0] + prs_attention_copied_at(&p->shape, s, 1, PRS_VALUES), slices,
+                                    heads, box_of_block(p, true), &p->args.received_values);
 }
 
 /* Takes one piece of memory for pieces, claims, parts, the parts' counters, finished groups, pieces of each group, and
@@ -291,7 +299,7 @@ static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 static int enqueue_copies(struct prs_plan *base)
 {
     struct prs_attention_plan *p = self(base);
-    return prs_attention_copies_enqueue(base->copies, &p->args, p->k, p->v);
+    return prs_attention_copies_enqueue(base->copies, &p->shape, &p->args, p->k, p->v);
 }
 
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,

@@ -402,12 +402,12 @@ PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s,
     return (order - 1) * s->groups + group;
 }
 
-/* Number of a tensor in staging memory, where keys and values of the slices lie one after the other. kind: 0 keys, 1
- * values. */
-PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
+/* Number of a tensor in staging memory, where the keys of all slices lie one after the other, and then the values, whose
+ * rows may have another width. kind: 0 keys, 1 values. */
+PRS_SHARED uint32_t prs_attention_tensor(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind)
 {
-    /* MUTANT(model copied) keys and values have places of their own: s/(order - 1) * 2/order - 1/ */
-    return (order - 1) * 2 + kind;
+    /* MUTANT(model copied) keys and values have places of their own: s/kind * (s->place.world - 1) +// */
+    return kind * (s->place.world - 1) + order - 1;
 }
 
 /* ---- parts of a task ---- */

@@ -125,6 +125,21 @@ uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const str
     return shape->batch * (shape->heads_first != 0 ? heads : s->segments);
 }
 
+uint32_t prs_attention_kind_bytes(const struct prs_attention_shape *shape, uint32_t kind)
+{
+    uint32_t columns = kind == PRS_KEYS ? shape->head_dim : prs_attention_value_dim(shape);
+    return columns * prs_element_bytes(PRS_ATTENTION_TYPE);
+}
+
+uint64_t prs_attention_copied_at(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
+                                 uint32_t order, uint32_t kind)
+{
+    uint64_t rows = (uint64_t)s->pairs * s->segments * s->segment_rows, number = prs_attention_tensor(s, order, kind);
+    uint64_t keys = kind == PRS_KEYS ? number : s->place.world - 1;
+    return rows * (keys * prs_attention_kind_bytes(shape, PRS_KEYS) +
+                   (number - keys) * prs_attention_kind_bytes(shape, PRS_VALUES));
+}
+
 /* How the copy engine sees a row of a head. If the row is whole stage rows, one box loads all of them. Otherwise each
  * box has one stage row, and the last box of a row ends beyond the tensor. */
 struct columns {

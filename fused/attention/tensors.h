@@ -44,6 +44,13 @@ struct prs_attention_strides prs_attention_strides_of(const struct prs_attention
 uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                               uint32_t heads);
 
+/* Bytes of a row of a head: of keys or values. */
+uint32_t prs_attention_kind_bytes(const struct prs_attention_shape *shape, uint32_t kind);
+
+/* Where copy engines put a tensor of the slice at position `order` in staging memory, in bytes. */
+uint64_t prs_attention_copied_at(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
+                                 uint32_t order, uint32_t kind);
+
 /* Encodes a tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. 0,
  * -EINVAL or -ENOTSUP, as prs_tensor_view_encode(). */
 int prs_attention_encode(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,

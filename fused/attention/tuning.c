@@ -149,8 +149,8 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 /* Bytes that the busiest rank sends: causal, the rank whose segments all others read. */
 static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
-    return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * 2 * s->segment_rows *
-           prs_attention_row_bytes(a);
+    return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * s->segment_rows *
+           (a->head_dim + prs_attention_value_dim(a)) * prs_element_bytes(PRS_ATTENTION_TYPE);
 }
 
 /* The share of the compute time over which messages are spread. If the busiest link is busy for more than half of the
@@ -311,8 +311,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         r = choose_depth(a, s, info);
     if (r)
         return r;
-    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1 || a->stripe != 0 ||
-        prs_attention_value_dim(a) != a->head_dim)
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1 || a->stripe != 0)
         t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;
     else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);

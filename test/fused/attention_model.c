@@ -250,7 +250,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
 static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
                             uint32_t segment, uint32_t chunk)
 {
-    return ((prs_attention_tensor(order, kind) * s->pairs + pair) * s->segments + segment) * chunks_of(s) + chunk;
+    return ((prs_attention_tensor(s, order, kind) * s->pairs + pair) * s->segments + segment) * chunks_of(s) + chunk;
 }
 
 static void copy_group(struct cta *c, uint32_t epoch, uint32_t group, uint32_t distance)

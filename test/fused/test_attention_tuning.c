@@ -180,6 +180,14 @@ Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
     cr_assert_eq(choose(&PLAIN, 4, &unknown).result, -EINVAL);
 }
 
+Test(attention_tuning, copy_engines_move_values_of_another_width)
+{
+    struct prs_attention_shape wide = {4, 16, 16, 192, 16384, 1, 1, 0, .value_dim = 128};
+    struct choice c = choose(&wide, 4, NULL);
+    cr_assert(c.result == 0 && c.info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES, "%d, mover %u", c.result,
+              c.info.tuning.mover);
+}
+
 /* More groups than when they are pushed: there must be memory for all of them. */
 Test(attention_tuning, what_is_copied_is_resident_in_any_groups)
 {

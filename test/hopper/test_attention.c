@@ -315,6 +315,9 @@ Test(attention, heads_of_every_width_are_right, .timeout = 900)
         {1, {1, 2, 1, 192, 333, 1, 0, 0.3f, .value_dim = 128}, 1}, {1, {1, 1, 1, 96, 1100, 0, 1, 0.3f}, 1}, /* cut */
         {2, {1, 2, 2, 192, 4 * 70, 1, 0, 0.3f, .value_dim = 128}, 2},
         {2, {1, 3, 3, 192, 200, 0, 1, 0.3f, .value_dim = 128}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
+        {3, {2, 3, 3, 192, 6 * 70, 1, 0, 0.3f, .value_dim = 128}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {3, {2, 4, 2, 192, 300, 0, 1, 0.3f, .value_dim = 128}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {2, {1, 2, 2, 192, 4 * 70, 1, 1, 0.3f, .value_dim = 128}, 2, {.mover = PRS_MOVED_BY_CTAS}},
         {2, {1, 2, 1, 96, 180, 0, 0, 0.3f}, 2, {.mover = PRS_MOVED_BY_CTAS}},
         {2, {1, 2, 2, 96, 4 * 40, 1, 1, 0.3f}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
         {2, {1, 1, 1, 256, 4 * 40, 1, 0, 0.3f}, 2, {.mover = PRS_MOVED_BY_CTAS}});
