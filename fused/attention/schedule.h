@@ -402,8 +402,8 @@ PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s,
     return (order - 1) * s->groups + group;
 }
 
-/* Number of a tensor in staging memory, where the keys of all slices lie one after the other, and then the values, whose
- * rows may have another width. kind: 0 keys, 1 values. */
+/* Number of a tensor in staging memory, where the keys of all slices lie one after the other, and then the values,
+ * whose rows may have another width. kind: 0 keys, 1 values. */
 PRS_SHARED uint32_t prs_attention_tensor(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind)
 {
     /* MUTANT(model copied) keys and values have places of their own: s/kind * (s->place.world - 1) +// */
