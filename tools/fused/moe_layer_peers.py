@@ -14,8 +14,8 @@ same bits over poison each time. With --nodes, under softnic-run, ranks are on e
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
 of the result, `error_ratio` ours over theirs. Where our plan takes one kernel, for few tokens, "kernels" is our other
-path, --path 1; where sums return beside the second product, "late" is --returns 1. JSON, one row each. Exit status 77
-without GPUs or torch.
+path, --path 1; where sums return beside the second product, "late" is --returns 1. They are checked like ours. JSON,
+one row each. Exit status 77 without GPUs or torch.
 
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
 peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
@@ -235,6 +235,7 @@ def open_ours(args, hosts, sizes, dtype, tensors):
 
 def measure(args, preset, count, zipf, hosts):
     hidden, inner, experts, top_k = PRESETS[preset]
+    experts = args.experts or experts
     rank, world = dist.get_rank(), dist.get_world_size()
     local = experts // world
     tokens = random_rows(count, hidden, rank)
@@ -249,22 +250,23 @@ def measure(args, preset, count, zipf, hosts):
     picked = torch.randint(count, (min(SAMPLED_TOKENS, count),), generator=torch.Generator().manual_seed(5)).tolist()
     whole = exact_results(tokens, chosen, router_weights, picked, hidden, inner)
     exact = exact_results(tokens, chosen, router_weights, picked, hidden, inner, args.dtype)
-    own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,),
-              lambda _: relative_error(ours.out[picked], exact), lambda: ours.out[picked[0], :1], (tokens,))
+    others = {}  # our layer otherwise: by another path, at another time, of another build
+
+    def checked(layer):
+        return Way(layer.layer, lambda: layer.out.fill_(float("nan")), lambda: (layer.out,),
+                   lambda _: relative_error(layer.out[picked], exact), lambda: layer.out[picked[0], :1], (tokens,))
+
+    own = checked(ours)
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
-    kernels = None
     if ours.info.tuning.path == ONE:
-        kernels = open_ours(argparse.Namespace(**{**vars(args), "path": KERNELS}), hosts, sizes, args.dtype, tensors)
-        ways["kernels"] = Way(kernels.layer)
-    late = None
-    if kernels is None and ours.info.tuning.returns == EARLY:
-        late = open_ours(argparse.Namespace(**{**vars(args), "returns": LATE}), hosts, sizes, args.dtype, tensors)
-        ways["late"] = Way(late.layer)
-    beside = None
+        others["kernels"] = {"path": KERNELS}
+    elif ours.info.tuning.returns == EARLY:
+        others["late"] = {"returns": LATE}
     if args.beside:
-        beside = open_ours(argparse.Namespace(**{**vars(args), "library": args.beside}), hosts, sizes, args.dtype,
-                           tensors)
-        ways["beside"] = Way(beside.layer)
+        others["beside"] = {"library": args.beside}
+    for name, changed in others.items():
+        others[name] = open_ours(argparse.Namespace(**{**vars(args), **changed}), hosts, sizes, args.dtype, tensors)
+        ways[name] = checked(others[name])
     plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
     if plain:
         ways["bf16"] = Way(plain.layer)
@@ -299,16 +301,14 @@ def measure(args, preset, count, zipf, hosts):
            "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error,
            "nccl_error": theirs, "error_ratio": round(error / theirs, 3), "checked_launches": own.checked,
            "differing_elements": differing, "rows_dropped": dropped, "commit": args.commit}
-    if kernels:
-        row |= {"path": ONE, "kernels_usec": round(usec["kernels"], 1),
-                "kernels_predicted_usec": round(kernels.info.predicted_us, 1)}
-        kernels.close()
-    if late:
-        row["late_usec"] = round(usec["late"], 1)
-        late.close()
-    if beside:
-        row["beside_usec"] = round(usec["beside"], 1)
-        beside.close()
+    right = differing == 0 and dropped == 0 and error <= limit
+    for name, layer in others.items():
+        found, changing = slowest(ways[name].found), int(slowest(ways[name].differing))
+        row |= {f"{name}_usec": round(usec[name], 1), f"{name}_error": found, f"{name}_differing": changing}
+        if name == "kernels":
+            row |= {"path": ONE, "kernels_predicted_usec": round(layer.info.predicted_us, 1)}
+        right = right and changing == 0 and found <= limit
+        layer.close()
     if deep_gemm:
         deep_gemm.out.fill_(float("nan"))
         deep_gemm.both()
@@ -324,7 +324,7 @@ def measure(args, preset, count, zipf, hosts):
     ours.close()
     if rank == 0:
         print(json.dumps(row), flush=True)
-    return differing == 0 and dropped == 0 and error <= limit
+    return right
 
 
 def main():
@@ -332,6 +332,8 @@ def main():
     parser.add_argument("--library", default="build/fused/libperseus-fused.so")
     parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["deepseek-v3"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
+    parser.add_argument("--experts", type=int, default=0,
+                        help="instead of the preset's: a quarter of them on one GPU is one rank's load of four")
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of our tokens and weights")
     parser.add_argument("--deep-gemm", action="store_true", help="compare with DeepGEMM; with --dtype e4m3")
     parser.add_argument("--beside", metavar="LIBRARY", help="another build of ours, by turns")
