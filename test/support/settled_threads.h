@@ -41,9 +41,12 @@ static inline bool other_threads_settle(void)
 {
     time_t give_up = time(NULL) + 60;
 
-    while (!other_threads_sleep() && time(NULL) < give_up)
+    while (!other_threads_sleep()) {
+        if (time(NULL) >= give_up)
+            return false;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
-    return other_threads_sleep();
+    }
+    return true; /* not looked at again: a thread of the plugin wakes now and then */
 }
 
 #endif
