@@ -9,8 +9,8 @@
  *
  * Inner rows, and the tokens of wide tiles, lie as the stages of a product want them, tile by tile: [step of
  * PRS_FEW_STEP bytes][half of PRS_STAGE_ROW bytes][row of the tile], swizzled; e4m3: after the rows of a step their
- * scales, [half][row]. So the copy engine brings them. What no column of a row fills is zero: the memory is at first,
- * and nobody writes there.
+ * scales, [half][row]. So the copy engine can load them. If a row does not fill its last step, the rest is zero: the
+ * memory is zeroed once, and nobody writes there.
  *
  * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16. A unit has fewer
  * columns than share a scale. A warp stores the same rows of each unit, so the last of the warps that have stored a

@@ -31,13 +31,14 @@ template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* of a lane */
     /* For units.cuh. */
     static constexpr int cluster = 1;
-    /* Shared memory. Of wide tiles fewer stages have room. */
+    /* Layout of shared memory. Wide tiles leave room for fewer stages. */
     static constexpr uint32_t stage_weights = PRS_FEW_WEIGHTS * PRS_FEW_STEP, stage_rows = TILE * PRS_FEW_STEP;
     static constexpr uint32_t stage = stage_weights + stage_rows;
-    /* Floats. Of rows: of 128 columns, then of the next 128; then struct weight_scales. */
+    /* Numbers of floats. A stage has the scales of its rows for 128 columns, those for the next 128, and then struct
+     * weight_scales. */
     static constexpr uint32_t row_scales = scaled ? 2 * TILE : 0, stage_scales = scaled ? row_scales + 4 : 0;
     static constexpr int stages = packed ? 5 : scaled ? 7 : 8;
-    /* Warps that bring rows. No more than stages: a barrier tells only a phase from the next one. */
+    /* Warps that bring rows: at most as many as stages, because a barrier can only tell a phase from the next one. */
     static constexpr uint32_t gatherers = stages < PRS_FEW_GATHERERS ? stages : PRS_FEW_GATHERERS;
     static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS; /* for units.cuh */
     static constexpr uint32_t out = TILE * FEW_OUT_PITCH;
@@ -391,7 +392,7 @@ template <class E> PRS_DEVICE void make_tiles(const struct prs_few_args &args, c
     }
 }
 
-/* The choices of a warp in list_rows(): some that follow one another. */
+/* How many consecutive choices a warp handles in list_rows(). */
 PRS_DEVICE uint32_t choices_of_warp(const struct prs_route *r)
 {
     return prs_ceil_div(prs_few_choices(r), FEW_THREADS) * 32;

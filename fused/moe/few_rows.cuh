@@ -47,8 +47,8 @@ PRS_DEVICE uint32_t storing_warps(const struct prs_few_args &args, const struct 
     return warps < PRS_FEW_CONSUMERS ? warps : PRS_FEW_CONSUMERS;
 }
 
-/* The value of a tile's `done` counter when it is complete: it counts warps that have stored results of the first
- * product, or quantised their rows of blocks of them. */
+/* The value of a tile's `done` counter when it is complete: it counts the warps that have stored results of
+ * the first product. e4m3: the warps that have quantised their rows of a block of 128 columns of these results. */
 template <class E> PRS_DEVICE uint32_t inner_parts(const struct prs_few_args &args, const struct few_tile &tile)
 {
     return (E::scaled ? args.few.columns[0] / PRS_SCALE_BLOCK : args.few.units[0]) * storing_warps(args, tile);
@@ -178,7 +178,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
     }
 }
 
-/* ---- rows as stages want them ---- */
+/* ---- rows in the layout of stages ---- */
 /* Where a tile's rows of a product and their scales lie (few.h). vector, block: index in a row. */
 template <class E>
 PRS_DEVICE uint8_t *tile_step_at(const struct prs_few_args &args, uint32_t product, uint32_t tile, uint32_t step)
@@ -235,8 +235,8 @@ PRS_DEVICE void load_tile(const struct prs_few_args &args, const struct few_memo
     }
 }
 
-/* The rows of a unit's results that a consumer warp stores: its nth is the same in all units of a product, as long as
- * vectors, of a row in the unit, is. */
+/* The nth row of a unit's results that this consumer warp stores. vectors: of a row in the unit. A warp stores the same
+ * rows in all units of a product. */
 PRS_DEVICE uint32_t stored_row(uint32_t vectors, uint32_t n)
 {
     uint32_t together = 32 / vectors, warp = threadIdx.x % 128 / 32;
@@ -343,8 +343,8 @@ PRS_DEVICE void quantise_inner(const struct prs_few_args &args, const struct few
     }
 }
 
-/* A warp has stored its rows of a unit of the first product. e4m3: true if no part of the 128 columns of these rows is
- * missing now. */
+/* To be called when a warp has stored its rows of a unit of the first product. e4m3: returns true if all parts of the
+ * rows' block of 128 columns are stored now. */
 template <class E> PRS_DEVICE bool completes_block(const struct prs_few_args &args, const struct few_unit &u)
 {
     uint32_t units = PRS_SCALE_BLOCK / args.few.unit[0], blocks = args.few.columns[0] / PRS_SCALE_BLOCK, last = 0;
