@@ -188,6 +188,8 @@ Test(ranks, all_peers_fail_when_the_queue_that_they_share_does, .init = open_def
     const struct prs_nic_ops *nic = fabric->rail[0].domain->nic;
     struct prs_nic_ops failing = *nic;
     struct prs_peer *peer[RANKS];
+    uint32_t failed;
+    char name[32];
 
     if (!nic->shares_cqs)
         cr_skip_test("connections share no completion queues");
@@ -198,6 +200,10 @@ Test(ranks, all_peers_fail_when_the_queue_that_they_share_does, .init = open_def
     fabric->rail[0].domain->nic = &failing;
     cr_assert_eq(prs_team_progress(team[0], CONTEXT), -EIO, "%s", prs_error_text());
     fabric->rail[0].domain->nic = nic;
+    cr_assert_str_eq(prs_team_error(team[0]), prs_error_text(), "of two errors in one round, the first is told");
+    cr_assert_eq(prs_team_failed_rank(team[0], &failed), 0);
+    snprintf(name, sizeof(name), "rank 0 to rank %u,", failed);
+    cr_assert(strstr(prs_error_text(), name), "%s", prs_error_text());
     for (int rank = 1; rank < RANKS; rank++)
         cr_assert_neq(prs_peer_error(peer[rank])[0], 0, "the peer to rank %d does not know", rank);
     cr_assert_lt(prs_team_progress(team[0], CONTEXT), 0, "the error stays");

@@ -160,11 +160,10 @@ unlock:
     return r;
 }
 
-int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
-                             uint64_t until_ns, int *did)
+void prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                              uint64_t until_ns, int *did)
 {
     uint32_t active = __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE);
-    int error = 0;
 
     for (uint32_t i = 0; i < active; i++) {
         uint32_t rank = context->active[context->connect_at++ % active];
@@ -175,12 +174,11 @@ int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *con
         pthread_mutex_lock(&team->lock);
         r = step_connector_locked(team, context, context_id, rank);
         pthread_mutex_unlock(&team->lock);
-        error = first_error(error, r < 0 ? r : 0);
+        prs_error_keep(&context->error, r);
         *did += r > 0;
         /* MUTANT(connect rounds/one_makes_few_queues_for_those_whom_it_calls)
          * making queues has a limit: s/is_late(until_ns)/false/ */
         if (is_late(until_ns))
             break;
     }
-    return error;
 }

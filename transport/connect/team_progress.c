@@ -20,18 +20,21 @@ enum {
     CONNECT_NS = 1000000,  /* a round makes no more connections after this time */
 };
 
-static int fail_peer(struct prs_team *team, const struct prs_team_context *context, uint32_t context_id,
-                     const struct prs_peer *peer, int error)
+/* The error is kept: the round goes on with the others. */
+static PRS_COLD void fail_peer(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                               const struct prs_peer *peer, int error)
 {
     for (uint32_t i = 0; i < context->active_count; i++) {
         const struct prs_team_member *member = &context->members[context->active[i]];
 
         /* MUTANT(connect team/a_peer_that_fails_does_not_disturb_the_others)
          * an error names the rank: s/member->made == peer || // */
-        if (member->made == peer || member->accepted == peer)
-            return prs_team_fail_rank(team, context_id, context->active[i], error);
+        if (member->made == peer || member->accepted == peer) {
+            error = prs_team_fail_rank(team, context_id, context->active[i], error);
+            break;
+        }
     }
-    return error;
+    prs_error_keep(&context->error, error);
 }
 
 static int adopt_peers(struct prs_team_context *context)
@@ -48,10 +51,9 @@ static int adopt_peers(struct prs_team_context *context)
 }
 
 /* Peers that have something to post, or that wait for more than events. */
-static int attend_listed(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
+static void attend_listed(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
 {
     struct prs_peer *peer = context->list.first, *next;
-    int error = 0;
 
     context->list.first = NULL;
     for (; peer; peer = next) {
@@ -60,53 +62,52 @@ static int attend_listed(struct prs_team *team, struct prs_team_context *context
         next = peer->next_listed; /* it may join again */
         r = prs_peer_attend(peer);
         if (r < 0)
-            error = first_error(error, fail_peer(team, context, context_id, peer, r));
+            fail_peer(team, context, context_id, peer, r);
         else
             *did += r;
     }
-    return error;
 }
 
 /* The queues themselves do not work any more. */
-static PRS_COLD int fail_sharers(const struct prs_team_context *context, const struct prs_shared_cqs *cqs, int error)
+static PRS_COLD void fail_sharers(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                                  const struct prs_shared_cqs *cqs, int error)
 {
-    bool is_told = false;
-
     /* MUTANT(connect ranks/all_peers_fail_when_the_queue_that_they_share_does)
      * all peers fail with the queue that they share: delete */
     for (uint32_t i = 0; i < context->adopted; i++) {
         struct prs_peer *peer = context->peers[i];
 
         for (uint32_t path = 0; path < peer->path_count; path++)
-            if (peer->link[path]->cqs == cqs)
-                is_told |= prs_peer_handle(peer, peer->link[path], NULL, error) < 0;
+            if (peer->link[path]->cqs == cqs && prs_peer_handle(peer, peer->link[path], NULL, error) < 0)
+                fail_peer(team, context, context_id, peer, error);
     }
-    /* Peers that nobody uses yet say nothing. */
-    return is_told ? error
-                   : prs_fail(error, "%s: completions cannot be taken: %s", cqs->rail->info.name, strerror(-error));
+    if (!context->error.code) /* peers that nobody uses yet say nothing */
+        prs_error_keep(&context->error,
+                       prs_fail(error, "%s: completions cannot be taken: %s", cqs->rail->info.name, strerror(-error)));
 }
 
 /* Take the completions that the NIC of one rail has for any peer. */
-static int take_completions(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
-                            struct prs_shared_cqs *cqs, int *did)
+static void take_completions(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                             struct prs_shared_cqs *cqs, int *did)
 {
     struct prs_event events[PRS_POLL_MOST];
-    int error = 0;
     bool more;
 
     do {
         struct prs_link *link;
         int count = cqs->rail->domain->nic->poll_shared(cqs, &link, events, &more), r;
 
-        if (likely(!link))
-            return count < 0 ? fail_sharers(context, cqs, count) : error;
+        if (likely(!link)) {
+            if (unlikely(count < 0))
+                fail_sharers(team, context, context_id, cqs, count);
+            return;
+        }
         r = prs_peer_handle(link->user, link, events, count);
         if (unlikely(r))
-            error = first_error(error, fail_peer(team, context, context_id, link->user, r));
+            fail_peer(team, context, context_id, link->user, r);
         else
             *did += count;
     } while (more);
-    return error;
 }
 
 /* How many silent peers are due? */
@@ -122,42 +123,39 @@ static uint32_t count_due(struct prs_team_context *context)
     return !late ? 1 : late < context->adopted ? (uint32_t)late : context->adopted;
 }
 
-static int look_in_turn(struct prs_team *team, struct prs_team_context *context, uint32_t context_id)
+static void look_in_turn(struct prs_team *team, struct prs_team_context *context, uint32_t context_id)
 {
     uint32_t due;
-    int error = 0;
 
     context->look_in = LOOK_EVERY;
     if (!context->adopted)
-        return 0;
+        return;
     due = count_due(context);
     while (due-- > 0) {
         struct prs_peer *peer = context->peers[context->look_at++ % context->adopted];
         int r = prs_peer_look(peer);
 
         if (r < 0)
-            error = first_error(error, fail_peer(team, context, context_id, peer, r));
+            fail_peer(team, context, context_id, peer, r);
     }
-    return error;
 }
 
 /* Without news this costs the same for any number of peers that share completion queues. */
 static int progress_context(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, bool hurries,
                             int *did)
 {
-    int r = 0;
-
+    context->error.code = 0;
     if (unlikely(context->connecting))
-        r = prs_team_step_connectors(team, context, context_id, hurries ? prs_clock_ns() + CONNECT_NS : 0, did);
-    r = first_error(r, adopt_peers(context));
+        prs_team_step_connectors(team, context, context_id, hurries ? prs_clock_ns() + CONNECT_NS : 0, did);
+    prs_error_keep(&context->error, adopt_peers(context));
     if (context->list.first)
-        r = first_error(r, attend_listed(team, context, context_id, did));
+        attend_listed(team, context, context_id, did);
     for (uint32_t i = 0; i < __atomic_load_n(&context->cqs.count, __ATOMIC_ACQUIRE); i++) /* [cq-group] */
-        r = first_error(r, take_completions(team, context, context_id, context->cqs.rail[i], did));
+        take_completions(team, context, context_id, context->cqs.rail[i], did);
     /* MUTANT(connect team/a_dead_process_is_noticed_by_its_stream) silent peers are looked at: delete */
     if (unlikely(context->look_in-- == 0))
-        r = first_error(r, look_in_turn(team, context, context_id));
-    return r;
+        look_in_turn(team, context, context_id);
+    return prs_error_kept(&context->error);
 }
 
 /* hurries: make few connections in one call, because traffic on established peers must not wait for the queues of new

@@ -8,6 +8,7 @@
 #include "transport/connect/setup.h"
 #include "transport/nic/fabric.h"
 #include "transport/nic/cq_group.h"
+#include "transport/util/error.h"
 #include <perseus/team.h>
 
 enum { PRS_TEAM_HELLO_MAGIC = 0x4d544550 /* "PETM" */ };
@@ -43,6 +44,7 @@ struct prs_team_context {
     uint32_t look_rounds;      /* since the last look */
     uint64_t looked_ns;
     unsigned rounds;
+    struct prs_first_error error; /* of this round; it goes on with the other ranks */
 };
 
 struct prs_team {
@@ -100,14 +102,8 @@ int prs_team_accept_locked(struct prs_team *team, uint64_t until_ns);
 /* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it:
  * one that is not of this team is closed. Return 0 or -errno. */
 void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer);
-/* Go on with the connections that this rank makes. *did grows by those that are made. Return 0 or the first -errno. */
-int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
-                             uint64_t until_ns, int *did);
-
-/* What a round over several ranks returns: it goes on after an error with one of them, and tells the first error. */
-static inline int first_error(int error, int r)
-{
-    return error ? error : r;
-}
+/* Go on with the connections that this rank makes. *did grows by those that are made; the context keeps an error. */
+void prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                              uint64_t until_ns, int *did);
 
 #endif

@@ -27,6 +27,12 @@ int prs_error_repeat(int code, const char *text)
     return code;
 }
 
+void prs_error_keep_text(struct prs_first_error *first, int code)
+{
+    first->code = code;
+    snprintf(first->text, sizeof(first->text), "%s", last_text);
+}
+
 int prs_error_reserved(const uint64_t *words, size_t count, const char *what)
 {
     for (size_t i = 0; i < count; i++)

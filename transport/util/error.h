@@ -18,6 +18,27 @@ int prs_error_raise(const char *file, int line, int code, const char *format, ..
 /* Keep a text without logging it: for an error that was logged before and is now returned again. */
 int prs_error_repeat(int code, const char *text);
 
+/* For a caller that goes on after an error, and returns the first one: a later one replaces this thread's text. */
+struct prs_first_error {
+    int code; /* 0: none; the caller sets it to 0 */
+    char text[512];
+};
+
+void prs_error_keep_text(struct prs_first_error *first, int code) __attribute__((cold));
+
+/* r: what a call on this thread has just returned; below 0 it is an error */
+static inline void prs_error_keep(struct prs_first_error *first, int r)
+{
+    if (r < 0 && !first->code)
+        prs_error_keep_text(first, r);
+}
+
+/* Return 0, or the first error, and its text is this thread's again. */
+static inline int prs_error_kept(const struct prs_first_error *first)
+{
+    return first->code ? prs_error_repeat(first->code, first->text) : 0;
+}
+
 /* -EINVAL when the caller set a reserved word: a field that only a newer version has. `what` names the structure. */
 int prs_error_reserved(const uint64_t *words, size_t count, const char *what);
 #define prs_check_reserved(options, what)                                                                              \
