@@ -28,27 +28,29 @@ class Runner:
         self.tests = {suite: linker.object(f"test/transport/test_{suite}.c") for suite in SUITES}
         self.took_s = {}  # by test, with all rules
 
-    def fails(self, test, number, changed, limit_s):
+    def run(self, test, number, changed, limit_s):
         suite = test.partition("/")[0]
         program = self.linker.program(f"{suite}.{number}", [self.tests[suite], *changed, *self.support])
         text, status = run_bounded([*self.run_on_nic, program, "-j1", "--filter", test], limit_s)
         os.unlink(program)
-        if status is None:
-            return f"{test} (does not end)"
         if status == 0 and "Tested: 1 " not in text:
             raise SystemExit(f"{test}: it did not run:\n{text}")
-        return first_failure(text) if status else None
+        return text, status
 
     def measure(self, test):
         began = time.monotonic()
-        if self.fails(test, "whole", [], LIMIT_S):
-            raise SystemExit(f"without a mutation: {test} fails")
+        text, status = self.run(test, "whole", [], LIMIT_S)
+        if status != 0:
+            raise SystemExit(f"without a mutation: {test} fails:\n{text}")
         self.took_s[test] = time.monotonic() - began
 
     def try_rule(self, number, rule):
         # A mutant may hang. The limit follows the machine's load.
         limit_s = min(1 + 6 * self.took_s[rule.target], LIMIT_S)
-        return self.fails(rule.target, number, self.linker.mutant(number, rule), limit_s)
+        text, status = self.run(rule.target, number, self.linker.mutant(number, rule), limit_s)
+        if status is None:
+            return f"{rule.target} (does not end)"
+        return first_failure(text) if status else None
 
 
 def main():

@@ -168,10 +168,13 @@ Test(lost_rank, ranks_that_wait_for_one_that_has_lost_another_are_told, .init = 
     must_end(0, 1, began_ms, "rank 0 to rank ", " has lost rank ");
     must_end(2, 1, began_ms, "rank 2 to rank ", ""); /* its own end may notice it, too */
     must_end(3, 1, began_ms, "rank 3 to rank ", " has lost rank ");
+    /* Rank 1 or 2 tells it, or on a busy machine rank 3, which has heard of it. */
     cr_assert_eq(prs_team_failed_rank(ranks[0].team, &failed), 0);
-    cr_assert(failed == 1 || failed == 2, "%u", failed);
-    snprintf(text, sizeof(text), " has lost rank %u: ", 3 - failed); /* with failover, that of rank 2 may come first */
+    snprintf(text, sizeof(text), "rank 0 to rank %u,", failed);
     cr_assert(strstr(prs_proxy_error(ranks[0].proxy), text), "%s", prs_proxy_error(ranks[0].proxy));
+    cr_assert(strstr(prs_proxy_error(ranks[0].proxy), " has lost rank 1: ") ||
+                  strstr(prs_proxy_error(ranks[0].proxy), " has lost rank 2: "),
+              "%s", prs_proxy_error(ranks[0].proxy));
     close_ranks();
 }
 
