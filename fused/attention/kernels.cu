@@ -90,11 +90,10 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
 }
 
-extern "C" int prs_attention_kernel_find_parts(const int32_t *bounds, uint32_t sequences, struct prs_span *parts,
-                                               uint32_t positions, cudaStream_t stream)
+extern "C" int prs_attention_kernel_find_parts(const struct prs_find_parts_args *args, cudaStream_t stream)
 {
-    return launch_kernel(find_parts, &find_parts_shape, prs_ceil_div(positions, FIND_PARTS_THREADS), stream,
-                         {bounds, parts, sequences, positions});
+    return launch_kernel(find_parts, &find_parts_shape, prs_ceil_div(args->positions, FIND_PARTS_THREADS), stream,
+                         *args);
 }
 
 extern "C" int prs_attention_kernel_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)

@@ -27,10 +27,17 @@ int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 /* Prepares the kernel on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);
 
-/* Striped attention of packed sequences, before a launch: enqueues the kernel that finds the sequence of each position.
- * bounds: [sequences + 1], as operands.cu_seqlens. 0 or -EIO. */
-int prs_attention_kernel_find_parts(const int32_t *bounds, uint32_t sequences, struct prs_span *parts,
-                                    uint32_t positions, cudaStream_t stream);
+/* What finds the sequence of each position of packed sequences. */
+struct prs_find_parts_args {
+    struct prs_sync sync;
+    const int32_t *bounds; /* [sequences + 1], as operands.cu_seqlens */
+    struct prs_span *parts;
+    uint32_t sequences, positions, rank;
+};
+
+/* Striped attention, before a launch: enqueues the kernel that finds the parts. It reports bounds that decrease, or are
+ * outside of the positions. 0 or -EIO. */
+int prs_attention_kernel_find_parts(const struct prs_find_parts_args *args, cudaStream_t stream);
 
 /* Enqueues one launch. 0 or -EIO. */
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,

@@ -18,11 +18,9 @@ struct prs_attention_plan {
     struct prs_attention_shape shape;
     struct prs_attention_info info;
     struct prs_attention_kernel kernel;
-    struct prs_attention_args args; /* arguments of the kernel, except those that differ from launch to launch */
-    const void *k, *v;              /* of the launch that is being enqueued */
-    const int32_t *cu_seqlens;      /* the same; packed sequences */
-    uint32_t sequences;
-    struct prs_span *parts; /* what args.stripes.parts has */
+    struct prs_attention_args args;  /* arguments of the kernel, except those that differ from launch to launch */
+    const void *k, *v;               /* of the launch that is being enqueued */
+    struct prs_find_parts_args find; /* the same; packed sequences */
     struct prs_attention_tuning wanted;
 };
 
@@ -101,8 +99,8 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     a->finished = (uint32_t *)(deal + at_finished);
     a->pieces_of = (const uint32_t *)(deal + at_groups);
     a->pieces_count = d->pieces_count;
-    p->parts = p->shape.packed != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
-    a->stripes.parts = p->parts;
+    p->find.parts = p->shape.packed != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
+    a->stripes.parts = p->find.parts;
     return r;
 }
 
@@ -286,7 +284,7 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
 static int find_parts(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_plan *p = self(base);
-    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->sequences, p->parts, p->shape.seq, stream) : 0;
+    return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
 }
 
 static prs_launch_step_fn *const forward_steps[] = {find_parts, launch_kernel, NULL};
@@ -378,8 +376,8 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->args.out = x->out;
     p->args.lse = x->lse;
     p->args.sinks = x->sinks;
-    p->cu_seqlens = x->cu_seqlens;
-    p->sequences = x->sequences;
+    p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
+                                           x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
     p->k = x->k, p->v = x->v;
     r = encode_inputs(p, x);
     if (!r)

@@ -34,7 +34,8 @@ bool prs_sync_lost(const struct prs_fused *ctx)
     const struct prs_fault *f = ctx->fault;
     if (__atomic_load_n(&f->abort, __ATOMIC_RELAXED) || (ctx->network && prs_proxy_check(ctx->network->proxy) != 0))
         return true;
-    return __atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 0 && f->what != PRS_FAULT_ROWS;
+    return __atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 0 && f->what != PRS_FAULT_ROWS &&
+           f->what != PRS_FAULT_BOUNDS;
 }
 
 int prs_sync_check(struct prs_fused *ctx)
@@ -162,6 +163,13 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             text, bytes,
             "rank %u: m_on_device holds %u rows; it must be 1 to %u, the plan's shape.m, and a multiple of %u", f->from,
             f->seen, f->index, f->want);
+        return -EINVAL;
+    case PRS_FAULT_BOUNDS:
+        (void)snprintf(
+            text, bytes,
+            "rank %u: cu_seqlens[%u] is %d, after %d: its numbers must not decrease, begin with 0 or more, and "
+            "end within the plan's seq; what the launch wrote is wrong",
+            f->from, f->index, (int32_t)f->seen, (int32_t)f->want);
         return -EINVAL;
     case PRS_FAULT_PATH:
         (void)snprintf(

@@ -27,6 +27,7 @@ enum prs_awaited {
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
     PRS_FAULT_PATH = 68,      /* MoE: `from` runs several kernels where this rank runs one */
+    PRS_FAULT_BOUNDS = 69,    /* packed sequences; index: of a bound, want: the one before it, seen: the bound */
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };

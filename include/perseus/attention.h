@@ -117,7 +117,9 @@ struct prs_attention_operands {
     float *lse; /**< 4-byte aligned, or NULL */
     /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
      * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured
-     * graph may be replayed with fewer. Rows outside of all sequences attend to themselves. */
+     * graph may be replayed with fewer. Rows outside of all sequences attend to themselves. Numbers that decrease, are
+     * negative, or are above the plan's seq are reported by prs_fused_poll_error() (-EINVAL); what the launch wrote is
+     * then wrong. */
     const int32_t *cu_seqlens;
     uint32_t sequences;
     /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it

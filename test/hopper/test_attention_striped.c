@@ -488,6 +488,60 @@ static void assert_refused(int have, const char *text)
     cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
 }
 
+/* One rank. The error of the context after a launch, forward or backward. */
+static struct prs_fused_error launch_with_bounds(const int32_t *bounds, uint32_t sequences, bool backward)
+{
+    struct prs_attention_shape shape = {1, 1, 1, 64, 256, 1, 0, 0, 128, 0, 1};
+    struct prs_fused_config config = {.world = 1};
+    struct prs_attention_backward_plan *back;
+    struct prs_attention_plan *plan;
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    char *at;
+    hopper_setup(1, SMS, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    at = ranks_device((size_t)256 * 64 * 2, 0);
+    if (backward) {
+        struct prs_attention_gradients g = {
+            .q = at, .k = at, .v = at, .out = at, .lse = (float *)at, .dout = at, .sequences = sequences};
+        g.dq = g.dk = g.dv = ranks_device((size_t)256 * 64 * 2, 0);
+        g.cu_seqlens = upload(bounds, (sequences + 1) * sizeof(*bounds));
+        cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &back), 0, "%s", prs_fused_error_text());
+        cr_assert_eq(prs_attention_backward_launch(back, &g, NULL), 0, "%s", prs_fused_error_text());
+        cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+        prs_attention_backward_plan_close(back);
+    } else {
+        struct prs_attention_operands x = {at, at, at, ranks_device((size_t)256 * 64 * 2, 0), NULL};
+        x.cu_seqlens = upload(bounds, (sequences + 1) * sizeof(*bounds)), x.sequences = sequences;
+        cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+        cr_assert_eq(prs_attention_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+        cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+        prs_attention_plan_close(plan);
+    }
+    (void)prs_fused_poll_error(ctx, &error);
+    prs_fused_close(ctx);
+    return error;
+}
+
+Test(attention_striped, wrong_bounds_of_sequences_are_reported, .timeout = 300)
+{
+    static const struct {
+        int32_t bounds[4];
+        uint32_t sequences;
+        const char *text;
+    } rows[] = {
+        {{0, 100, 50, 256}, 3, "cu_seqlens[2] is 50, after 100"},
+        {{0, 100, 300}, 2, "cu_seqlens[2] is 300, after 100"},
+        {{-1, 256}, 1, "cu_seqlens[0] is -1, after 0"},
+        {{5, 5, 5, 200}, 3, NULL},
+    };
+    for (size_t i = 0; i < 2 * sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_fused_error error = launch_with_bounds(rows[i / 2].bounds, rows[i / 2].sequences, i % 2 != 0);
+        cr_assert_eq(error.code, rows[i / 2].text ? -EINVAL : 0, "%d: %s", error.code, error.text);
+        cr_assert(!rows[i / 2].text || strstr(error.text, rows[i / 2].text), "%s", error.text);
+    }
+}
+
 Test(attention_striped, what_cannot_run_is_refused_by_name, .timeout = 600)
 {
     static const struct {

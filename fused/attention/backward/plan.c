@@ -30,9 +30,7 @@ struct prs_attention_backward_plan {
     struct prs_terms_args terms;
     struct prs_sinks_args sinks;
     struct prs_finish_args finish;
-    const int32_t *cu_seqlens; /* of the launch that is being enqueued; packed sequences */
-    uint32_t sequences;
-    struct prs_span *parts; /* what stripes.parts has */
+    struct prs_find_parts_args find; /* of the launch that is being enqueued; packed sequences */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
@@ -274,8 +272,8 @@ static int open_own(struct prs_attention_backward_plan *p)
     if (r)
         return r;
     if (p->shape.packed != 0)
-        p->parts = (struct prs_span *)(p->base.own.at + own.parts);
-    p->args.stream.stripes.parts = p->parts;
+        p->find.parts = (struct prs_span *)(p->base.own.at + own.parts);
+    p->args.stream.stripes.parts = p->find.parts;
     p->args.sums.turns = (uint64_t *)(p->base.own.at + own.turns);
     p->args.far.converted = (uint32_t *)(p->base.own.at + own.converted);
     return upload_tasks(p);
@@ -400,7 +398,7 @@ static int launch_terms(struct prs_plan *base, cudaStream_t stream)
 static int launch_parts(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
-    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->sequences, p->parts, p->shape.seq, stream) : 0;
+    return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
 }
 
 static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
@@ -479,8 +477,8 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     if (r)
         return r;
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
-    p->cu_seqlens = x->cu_seqlens;
-    p->sequences = x->sequences;
+    p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
+                                           x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->finish.dq = x->dq;
     p->args.result[0] = x->dk, p->args.result[1] = x->dv;
