@@ -30,15 +30,23 @@ def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtyp
                      "without gaps: call .contiguous()")
 
 
+_LOWEST = 1 << 32  # a lower address may be that of no memory
+
+
+def _has_no_memory(t: torch.Tensor) -> bool:
+    """Its storage was freed. A view into it then has its offset as address. To the library 0 is an operand that was not
+    given."""
+    return t.data_ptr() < _LOWEST and t.numel() != 0 and t.untyped_storage().nbytes() == 0
+
+
 def _misplaced(t: torch.Tensor) -> bool:
-    """Also of memory that is gone: the library takes a null pointer for an operand that was not given."""
     begin = t.data_ptr()
-    return begin & 15 != 0 or begin == 0 and t.numel() != 0
+    return begin & 15 != 0 or begin < _LOWEST and _has_no_memory(t)
 
 
 def _check_memory(op: str, what: str, t: torch.Tensor) -> None:
     begin = t.data_ptr()
-    if begin == 0 and t.numel():
+    if _has_no_memory(t):
         raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has no memory: its storage was freed (is "
                          "it a parameter that FSDP has gathered and freed again?)")
     if begin & 15:

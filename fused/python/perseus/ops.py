@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ._checks import _PRODUCTS, _bf16, _check_bias, _check_rows, _check_tensor, _check_weights
+from ._checks import _LOWEST, _PRODUCTS, _bf16, _check_bias, _check_rows, _check_tensor, _check_weights
 from ._dispatch import _autocast, _call, _define, _differentiate, _library
 from ._group import Group
 from ._library import PerseusError
@@ -64,7 +64,7 @@ def _multiply(op: str, number: int, a: torch.Tensor, b: torch.Tensor, group_name
     group = find(group_name)
     sizes = number, a.shape, b.shape, b.stride(), a.dtype, b.dtype, out_dtype
     found, begins = group.products.get(sizes), (a.data_ptr(), b.data_ptr())
-    if (found is None or (begins[0] | begins[1]) & 15 or 0 in begins or a.get_device() != group.number
+    if (found is None or (begins[0] | begins[1]) & 15 or min(begins) < _LOWEST or a.get_device() != group.number
         or b.get_device() != group.number or not a.is_contiguous()):
         found = group.products[sizes] = _plan(group, op, number, a, b, bias, out_dtype)
     m, rows, columns, plan = found
