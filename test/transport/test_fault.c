@@ -61,7 +61,7 @@ static void see_the_queue_closed(struct pair *pair)
 {
     int r = pair_wait_error(pair); /* the error is the violation itself, or the end of the other process */
 
-    must(r == -ECONNRESET || r == -EIO || r == -EREMOTEIO, "%d %s", r, prs_error_text());
+    must(r == -ECONNRESET || r == -EIO || is_refusal(pair, r), "%d %s", r, prs_error_text());
 }
 
 Test(fault, a_bad_remote_key_is_a_remote_error)
