@@ -66,6 +66,7 @@ static void deal_task(struct dealer *d, uint32_t task)
         uint64_t used = d->load[cta] + PIECE_STEPS, room = used < d->limit ? d->limit - used : 0;
         uint32_t steps = steps_for(d, &piece.task, first, blocks - first, room);
         if (steps != blocks) {
+            deal->cuts[deal->parts_count] = (struct prs_attention_cut){task, first};
             piece.part = ++deal->parts_count;
             d->cuts_left -= d->cuts_left != 0;
         }
@@ -117,18 +118,24 @@ static void deal_best(struct dealer *d)
     deal_all(d, best);
 }
 
+uint32_t prs_attention_deal_most_parts(uint32_t ctas)
+{
+    return 2 * ctas + 1; /* `most_cuts`, and the rest of the last task that is cut */
+}
+
 int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas)
 {
     /* Each cut fills a CTA, except for pieces that are too small. */
     struct dealer d = {.s = s, .deal = deal, .ctas = ctas, .most_cuts = 2 * ctas};
-    uint32_t parts = d.most_cuts + 1;
+    uint32_t parts = prs_attention_deal_most_parts(ctas);
     int r = 0;
     memset(deal, 0, sizeof(*deal));
     deal->pieces_of = calloc(s->groups, sizeof(*deal->pieces_of));
     deal->pieces = malloc(((size_t)s->tasks + parts) * sizeof(*deal->pieces));
     deal->parts = malloc(parts * sizeof(*deal->parts));
+    deal->cuts = malloc(parts * sizeof(*deal->cuts));
     d.load = calloc(ctas, sizeof(*d.load));
-    if (!deal->pieces_of || !deal->pieces || !deal->parts || !d.load)
+    if (!deal->pieces_of || !deal->pieces || !deal->parts || !deal->cuts || !d.load)
         r = -ENOMEM;
     if (!r) {
         deal->mean = (all_steps(s) + ctas - 1) / ctas;
@@ -165,5 +172,6 @@ void prs_attention_deal_fini(struct prs_attention_deal *deal)
     free(deal->pieces_of);
     free(deal->pieces);
     free(deal->parts);
+    free(deal->cuts);
     memset(deal, 0, sizeof(*deal));
 }

@@ -17,6 +17,13 @@ template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_arg
         *arrival_at(args, 0, epoch, i) = 0;
     if (threadIdx.x == 0)
         *args.claims = {0, 0, 0, epoch};
+    /* The second comparison of refuse_difference(): of launches that said which they are (plan_switch.cuh). */
+    if (!args.sync.alarm || *(volatile uint64_t *)&args.sync.words->said == 0)
+        return;
+    if (threadIdx.x >= 64)
+        refuse_difference(&args.sync, &args.schedule.place, threadIdx.x - 64);
+    if (threadIdx.x == 0)
+        *(volatile uint32_t *)&args.sync.alarm->launches += 1;
 }
 
 /* All threads call it when their roles have ended. */

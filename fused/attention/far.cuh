@@ -12,7 +12,9 @@
 /* Bytes from the beginning of staging memory. */
 PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_t stage, uint32_t row)
 {
-    return ((uint64_t)stage * args.schedule.segment_rows + row) * args.row_bytes;
+    /* MUTANT(emulator attention_lengths/that_are_pushed_have_the_bits_of_their_own_plan) stages keep their places:
+     * s/room_rows/segment_rows/ */
+    return ((uint64_t)stage * args.schedule.room_rows + row) * args.row_bytes;
 }
 
 /* ---- backward: the terms of a slab's queries travel with it, before it is signalled or counted [terms] ---- */
@@ -44,8 +46,8 @@ template <class E>
 PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, uint32_t epoch, uint32_t index)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
-    uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
+    uint32_t slab = index % s->room_slabs, tensor = index / s->room_slabs / s->segments;
+    uint32_t segment = index / s->room_slabs % s->segments, kind = tensor % 2, pair = tensor / 2 % s->pairs;
     uint32_t row = slab * s->slab_chunks * s->chunk_rows, rows = s->segment_rows - row;
     if (!arrives_last(arrival_at(args, 0, epoch, index), prs_attention_arrivals(s, slab)))
         return;

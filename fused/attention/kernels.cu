@@ -3,6 +3,7 @@
 #include "fused/attention/engine.cuh"
 
 #include "fused/attention/kernels.h"
+#include "fused/attention/lay.cuh"
 #include "fused/attention/parts.cuh"
 #include "fused/core/begin_copies.cuh"
 #include "fused/core/load.h"
@@ -50,6 +51,7 @@ static int load(void)
     int r = launch_load(switch_plan);
     r = r ? r : launch_load(begin_copies);
     r = r ? r : launch_load(find_parts);
+    r = r ? r : launch_load(lay_pieces);
     for (const struct instance &i : instances)
         r = r ? r : launch_load(i.fn);
     return r;
@@ -94,6 +96,11 @@ extern "C" int prs_attention_kernel_find_parts(const struct prs_find_parts_args 
 {
     return launch_kernel(find_parts, &find_parts_shape, prs_ceil_div(args->positions, FIND_PARTS_THREADS), stream,
                          *args);
+}
+
+extern "C" int prs_attention_kernel_lay(const struct prs_lay_args *args, cudaStream_t stream)
+{
+    return launch_kernel(lay_pieces, &lay_shape, prs_ceil_div(args->schedule.tasks, LAY_THREADS), stream, *args);
 }
 
 extern "C" int prs_attention_kernel_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)

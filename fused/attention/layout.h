@@ -31,7 +31,7 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
 /* Bytes of staging memory that have a slice's rows; row_bytes: of one position of one head. */
 PRS_SHARED uint64_t prs_attention_staged_bytes(const struct prs_attention_schedule *s, uint32_t row_bytes)
 {
-    return ((uint64_t)prs_attention_stages(s) * s->segment_rows * row_bytes + 1023) / 1024 * 1024;
+    return ((uint64_t)prs_attention_stages(s) * s->room_rows * row_bytes + 1023) / 1024 * 1024;
 }
 
 /* Memory that the plans of a context share, forward and backward. */
@@ -62,6 +62,20 @@ struct prs_attention_claims {
     uint32_t unused;
     uint32_t before; /* epoch of this plan's previous launch */
 };
+
+enum { PRS_ATTENTION_MOST_CUTS = 401 }; /* of 200 CTAs; with the rest, 4 KB of arguments */
+
+/* The kernel before a launch that is shorter than its plan: it writes the pieces, their parts, and how many pieces each
+ * group has. So a plan has memory for one such launch only, and a graph brings its own length. */
+struct prs_lay_args {
+    struct prs_attention_schedule schedule; /* of the launch */
+    struct prs_attention_piece *pieces;
+    struct prs_attention_part *parts;
+    uint32_t *pieces_of; /* [group] */
+    uint32_t cuts_count;
+    struct prs_attention_cut cuts[PRS_ATTENTION_MOST_CUTS];
+};
+static_assert(sizeof(struct prs_lay_args) <= 4096, "as large as arguments of a kernel may be");
 
 struct prs_attention_args {
     CUtensorMap q, k, v;  /* this rank's tensors, in boxes of 64 rows (q) and of a block (k, v) */

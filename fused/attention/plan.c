@@ -2,6 +2,8 @@
 /* Ring attention: plans and launches. */
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "fused/attention/copies.h"
 #include "fused/attention/deal.h"
@@ -11,7 +13,23 @@
 #include "fused/core/plan.h"
 #include "transport/util/error.h"
 
-enum { WARPGROUP_ROWS = 64 };
+enum {
+    WARPGROUP_ROWS = 64,
+    KEPT_LENGTHS = 64 /* shorter than the plan: how they are dealt is kept. 4 KB each */
+};
+
+/* Where the pieces of a launch lie on the device. */
+struct pieces {
+    struct prs_attention_piece *pieces;
+    struct prs_attention_part *parts;
+    uint32_t *pieces_of;
+};
+
+/* How a launch that is shorter than its plan is dealt. */
+struct dealt {
+    uint32_t seq, pieces_count, cuts_count;
+    struct prs_attention_cut cuts[];
+};
 
 struct prs_attention_plan {
     struct prs_plan base;
@@ -22,6 +40,14 @@ struct prs_attention_plan {
     const void *k, *v;               /* of the launch that is being enqueued */
     struct prs_find_parts_args find; /* the same; packed sequences */
     struct prs_attention_tuning wanted;
+    /* Lengths: args and, of shorter launches, lay are those of launches with `seq` positions. */
+    uint32_t seq;
+    struct prs_attention_schedule most; /* of launches with the plan's length */
+    uint32_t most_pieces;
+    struct pieces whole, shorter; /* of launches with the plan's length, which are uploaded; and of a shorter one */
+    struct prs_lay_args lay;
+    struct dealt *kept[KEPT_LENGTHS];
+    uint32_t kept_next; /* replaces this one */
 };
 
 static struct prs_attention_plan *self(struct prs_plan *p)
@@ -63,44 +89,73 @@ static int encode_received(struct prs_attention_plan *p)
                                     heads, box_of_block(p, true), &p->args.received_values);
 }
 
-/* Takes one piece of memory for pieces, claims, parts, the parts' counters, finished groups, pieces of each group, and
- * the sequence of each position; and memory that plans share, for partial results of parts. */
-static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
+/* The most parts of a launch, which may be shorter than the plan. A striped one has none. */
+static uint32_t most_parts(const struct prs_attention_plan *p)
+{
+    return p->shape.stripe != 0 ? 0 : prs_attention_deal_most_parts(p->info.tuning.ctas);
+}
+
+/* Bytes of `struct pieces`. */
+static size_t pieces_bytes(const struct prs_attention_plan *p)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    size_t pieces = ((size_t)s->tasks + most_parts(p)) * sizeof(struct prs_attention_piece);
+    size_t parts = most_parts(p) * sizeof(struct prs_attention_part), groups = s->groups * sizeof(uint32_t);
+    return (pieces + parts + groups + 127) / 128 * 128;
+}
+
+static struct pieces pieces_at(const struct prs_attention_plan *p, uint8_t *at)
+{
+    struct pieces x = {.pieces = (struct prs_attention_piece *)at};
+    x.parts = (struct prs_attention_part *)(x.pieces + p->args.schedule.tasks + most_parts(p));
+    x.pieces_of = (uint32_t *)(x.parts + most_parts(p));
+    return x;
+}
+
+/* Takes one piece of memory for the pieces of a launch of the plan's length and of a shorter one, claims, the parts'
+ * counters, finished groups, and the sequence of each position; and memory that plans share, for partial results of
+ * parts. */
+static int open_own(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
-    size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
-    size_t groups = s->groups * sizeof(uint32_t);
-    size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
-    size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, prs_attention_value_dim(&p->shape)) *
-                     sizeof(float);
-    size_t at_claims = (pieces + 127) / 128 * 128;
-    size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
-    size_t at_finished = at_counters + counters, at_groups = at_finished + 3 * groups;
-    size_t at_sequences = (at_groups + groups + 127) / 128 * 128;
+    size_t groups = s->groups * sizeof(uint32_t), pieces = pieces_bytes(p);
+    size_t counters = most_parts(p) * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
+    size_t partial =
+        most_parts(p) * prs_attention_partial(s->tile_rows, prs_attention_value_dim(&p->shape)) * sizeof(float);
+    size_t at_claims = p->shape.stripe != 0 ? pieces : 2 * pieces;
+    size_t at_counters = at_claims + sizeof(*a->claims), at_finished = at_counters + counters;
+    size_t at_sequences = (at_finished + 3 * groups + 127) / 128 * 128;
     size_t all = at_sequences + prs_attention_parts_bytes(&p->shape);
-    struct prs_fused *ctx = p->base.ctx;
     int r = prs_plan_local(&p->base, all, all);
-    uint8_t *deal = p->base.own.at;
+    uint8_t *own = p->base.own.at;
     if (r == 0 && partial != 0)
         r = prs_plan_scratch(&p->base, partial);
     if (r)
         return r;
-    r = prs_cuda_upload(ctx, deal, d->pieces, pieces, "cudaMemcpy of pieces");
-    if (r == 0 && parts != 0)
-        r = prs_cuda_upload(ctx, deal + at_parts, d->parts, parts, "cudaMemcpy of parts");
-    if (!r)
-        r = prs_cuda_upload(ctx, deal + at_groups, d->pieces_of, groups, "cudaMemcpy of how many pieces a group has");
-    a->pieces = (const struct prs_attention_piece *)deal;
+    p->whole = pieces_at(p, own);
+    p->shorter = pieces_at(p, own + pieces);
     a->partial = (float *)p->base.scratch.at;
-    a->parts = (const struct prs_attention_part *)(deal + at_parts);
-    a->parts_done = (uint32_t *)(deal + at_counters);
-    a->claims = (struct prs_attention_claims *)(deal + at_claims);
-    a->finished = (uint32_t *)(deal + at_finished);
-    a->pieces_of = (const uint32_t *)(deal + at_groups);
-    a->pieces_count = d->pieces_count;
-    p->find.parts = p->shape.packed != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
+    a->parts_done = (uint32_t *)(own + at_counters);
+    a->claims = (struct prs_attention_claims *)(own + at_claims);
+    a->finished = (uint32_t *)(own + at_finished);
+    p->find.parts = p->shape.packed != 0 ? (struct prs_span *)(own + at_sequences) : NULL;
     a->stripes.parts = p->find.parts;
+    return 0;
+}
+
+static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
+{
+    struct prs_fused *ctx = p->base.ctx;
+    size_t parts = d->parts_count * sizeof(*d->parts);
+    int r =
+        prs_cuda_upload(ctx, p->whole.pieces, d->pieces, d->pieces_count * sizeof(*d->pieces), "cudaMemcpy of pieces");
+    if (r == 0 && parts != 0)
+        r = prs_cuda_upload(ctx, p->whole.parts, d->parts, parts, "cudaMemcpy of parts");
+    if (!r)
+        r = prs_cuda_upload(ctx, p->whole.pieces_of, d->pieces_of, p->args.schedule.groups * sizeof(uint32_t),
+                            "cudaMemcpy of how many pieces a group has");
+    p->most_pieces = d->pieces_count;
     return r;
 }
 
@@ -111,8 +166,83 @@ static int open_deal(struct prs_attention_plan *p)
                                  : prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
     if (r)
         return r;
-    r = upload_deal(p, &deal);
+    p->most = p->args.schedule;
+    r = open_own(p);
+    if (!r)
+        r = upload_deal(p, &deal);
     prs_attention_deal_fini(&deal);
+    return r;
+}
+
+/* ---- lengths ---- */
+/* Deals a shorter launch, and keeps the result in place of the oldest one. NULL: -ENOMEM. */
+static struct dealt *deal_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+{
+    struct prs_attention_deal deal;
+    struct dealt *x;
+    size_t cuts;
+    if (prs_attention_deal_init(&deal, s, p->info.tuning.ctas))
+        return NULL;
+    cuts = deal.parts_count * sizeof(*x->cuts);
+    x = malloc(sizeof(*x) + cuts);
+    if (x) {
+        *x = (struct dealt){seq, deal.pieces_count, deal.parts_count};
+        memcpy(x->cuts, deal.cuts, cuts);
+        free(p->kept[p->kept_next]);
+        p->kept[p->kept_next] = x;
+        p->kept_next = (p->kept_next + 1) % KEPT_LENGTHS;
+    }
+    prs_attention_deal_fini(&deal);
+    return x;
+}
+
+/* Fills in the arguments of lay_pieces(). */
+static int prepare_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+{
+    struct dealt *x = NULL;
+    if (most_parts(p) > PRS_ATTENTION_MOST_CUTS)
+        return prs_fail(-ENOTSUP,
+                        "attention: seq %u of a launch of a plan for %u positions and %u CTAs: such a launch may be "
+                        "shorter than its plan with %d CTAs at most: `ctas` of the tuning",
+                        seq, p->shape.seq, p->info.tuning.ctas, PRS_ATTENTION_MOST_CUTS / 2);
+    for (uint32_t i = 0; i < KEPT_LENGTHS && !x; i++)
+        x = p->kept[i] && p->kept[i]->seq == seq ? p->kept[i] : NULL;
+    if (!x)
+        x = deal_shorter(p, s, seq);
+    if (!x)
+        return prs_fail(-ENOMEM, "attention: no memory for a launch of %u positions", seq);
+    p->lay.schedule = *s;
+    p->lay.pieces = p->shorter.pieces, p->lay.parts = p->shorter.parts, p->lay.pieces_of = p->shorter.pieces_of;
+    p->lay.cuts_count = x->cuts_count;
+    memcpy(p->lay.cuts, x->cuts, x->cuts_count * sizeof(*x->cuts));
+    p->args.pieces_count = x->pieces_count;
+    return 0;
+}
+
+/* Makes the arguments those of launches of this length. */
+static int take_length(struct prs_attention_plan *p, uint32_t seq)
+{
+    struct prs_attention_args *a = &p->args;
+    const struct pieces *pieces = seq == p->shape.seq ? &p->whole : &p->shorter;
+    struct prs_attention_shape shape = p->shape;
+    struct prs_attention_info info = p->info;
+    int r = 0;
+    if (seq == p->seq)
+        return 0;
+    p->seq = 0;
+    shape.seq = seq;
+    a->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, seq / p->most.place.world);
+    a->pieces_count = p->most_pieces;
+    if (seq != p->shape.seq)
+        r = prepare_shorter(p, &a->schedule, seq);
+    a->pieces = pieces->pieces, a->parts = pieces->parts, a->pieces_of = pieces->pieces_of;
+    a->out_strides = prs_attention_strides_of(&shape, &a->schedule, shape.heads_q, prs_attention_value_dim(&shape));
+    prs_attention_tuning_predict(&shape, &a->schedule, &info);
+    a->push_gap = prs_attention_tuning_gap(&info);
+    if (r == 0 && a->schedule.place.world > 1)
+        r = encode_received(p);
+    p->base.switching.rows = shape.stripe != 0 ? 0 : seq / a->schedule.place.world;
+    p->seq = r ? 0 : seq;
     return r;
 }
 
@@ -144,7 +274,7 @@ static int place(struct prs_plan *base)
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     if (s->place.world == 1)
-        return 0;
+        return take_length(p, p->shape.seq);
     a->arrival_words = prs_attention_arrival_words(s);
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = base->memory[STAGING]->at[peer];
@@ -153,7 +283,16 @@ static int place(struct prs_plan *base)
     }
     if (s->place.nodes > 1)
         prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &a->far);
-    return encode_received(p);
+    return take_length(p, p->shape.seq);
+}
+
+static void close_plan(struct prs_plan *base)
+{
+    struct prs_attention_plan *p = self(base);
+    for (uint32_t i = 0; i < KEPT_LENGTHS; i++) {
+        free(p->kept[i]);
+        p->kept[i] = NULL;
+    }
 }
 
 static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
@@ -225,13 +364,10 @@ static void fill_args(struct prs_attention_plan *p)
     if (a->cap != 0)
         a->scale = 0.69314718f; /* lse is computed from capped scores, which are in log2 */
     a->heads_first = p->shape.heads_first != 0;
-    a->out_strides =
-        prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q, prs_attention_value_dim(&p->shape));
     a->row_bytes = prs_attention_row_bytes(&p->shape);
     a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES
                     ? prs_attention_planes(&p->shape, &a->schedule, p->shape.heads_kv)
                     : 0;
-    a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
@@ -287,7 +423,13 @@ static int find_parts(struct prs_plan *base, cudaStream_t stream)
     return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
 }
 
-static prs_launch_step_fn *const forward_steps[] = {find_parts, launch_kernel, NULL};
+static int lay_pieces(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_plan *p = self(base);
+    return p->seq != p->shape.seq ? prs_attention_kernel_lay(&p->lay, stream) : 0;
+}
+
+static prs_launch_step_fn *const forward_steps[] = {find_parts, lay_pieces, launch_kernel, NULL};
 
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 {
@@ -307,6 +449,7 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
                                                 .awaited = prs_attention_awaited,
                                                 .decide = decide,
                                                 .place = place,
+                                                .close = close_plan,
                                                 .begin_copies = begin_copies,
                                                 .copies = enqueue_copies,
                                                 .switch_plan = prs_attention_kernel_switch_plan};
@@ -366,9 +509,12 @@ static int check_operands(const struct prs_attention_operands *x)
 int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attention_operands *x,
                          struct CUstream_st *stream)
 {
+    uint32_t seq;
     int before, r = check_operands(x);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
+    if (!r)
+        r = prs_attention_tuning_length(&p->shape, &p->base.ctx->place, x->seq, &seq);
     if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
@@ -379,7 +525,9 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
                                            x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
     p->k = x->k, p->v = x->v;
-    r = encode_inputs(p, x);
+    r = take_length(p, seq);
+    if (!r)
+        r = encode_inputs(p, x);
     if (!r)
         r = prs_plan_launch(&p->base, forward_steps, stream);
     prs_cuda_leave(before);

@@ -58,6 +58,8 @@ struct prs_attention_schedule {
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
     uint32_t backwards; /* 1: a slice goes first to the rank after this one (backward/schedule.h). On one node */
+    /* segment_rows and slabs of the plan, whose launches may be shorter: distances in memory that other ranks write */
+    uint32_t room_rows, room_slabs;
 };
 
 struct prs_attention_task {
@@ -90,6 +92,23 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
     s->depth = s->depth < 1 ? 1 : s->depth > s->groups ? s->groups : s->depth;
     s->slabs = prs_ceil_div(s->segment_rows, s->slab_chunks * s->chunk_rows);
     s->tasks = s->pairs * s->heads_per_kv * s->segments * s->tiles;
+    s->room_rows = s->segment_rows;
+    s->room_slabs = s->slabs;
+}
+
+/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each stage, counter,
+ * signal and credit keeps its place and its meaning (doc/fused-notes.md, "Launches shorter than their plan"). */
+PRS_SHARED struct prs_attention_schedule prs_attention_shorter(const struct prs_attention_schedule *plan, uint32_t rows)
+{
+    struct prs_attention_schedule s = *plan;
+    uint32_t chunks;
+    s.segment_rows = rows / s.segments;
+    chunks = prs_ceil_div(s.segment_rows, s.chunk_rows);
+    s.tiles = prs_ceil_div(s.segment_rows, s.tile_rows);
+    s.slab_chunks = s.slab_chunks < chunks ? s.slab_chunks : chunks;
+    s.slabs = prs_ceil_div(chunks, s.slab_chunks);
+    s.tasks = s.pairs * s.heads_per_kv * s.segments * s.tiles;
+    return s;
 }
 
 /* ---- tasks ---- */
@@ -148,6 +167,12 @@ struct prs_attention_part {
     uint32_t first, parts; /* of its task */
 };
 
+/* A part of a task that is cut, without what follows from the schedule: task number `task`, from step `first` on. All
+ * parts, in their order, say how a launch is dealt. */
+struct prs_attention_cut {
+    uint32_t task, first;
+};
+
 /* Enters a span. */
 PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                     struct prs_attention_walk *w, uint32_t span)
@@ -203,6 +228,44 @@ PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const
     while (w->block == w->blocks)
         prs_attention_enter(s, t, w, w->span + 1);
     return true;
+}
+
+/* Writes the pieces of task number `at`, and its parts if it has any. */
+PRS_SHARED void prs_attention_lay_task(const struct prs_attention_schedule *s, const struct prs_attention_cut *cuts,
+                                       uint32_t count, uint32_t at, struct prs_attention_piece *pieces,
+                                       struct prs_attention_part *parts)
+{
+    struct prs_attention_piece piece;
+    uint32_t cut = 0, more = 0, end, blocks;
+    for (; cut < count && cuts[cut].task < at; cut++)
+        more += cuts[cut].first != 0 ? 1 : 0;
+    for (end = cut; end < count && cuts[end].task == at; end++)
+        parts[end].first = cut;
+    prs_attention_task_at(s, at, &piece.task);
+    blocks = prs_attention_blocks(s, &piece.task);
+    piece.part = 0;
+    pieces += at + more;
+    if (cut == end) {
+        prs_attention_begin(s, &piece.task, &piece.begin, 0, blocks);
+        *pieces = piece;
+    }
+    for (uint32_t i = cut; i < end; i++) {
+        uint32_t stop = i + 1 < end ? cuts[i + 1].first : blocks;
+        prs_attention_begin(s, &piece.task, &piece.begin, cuts[i].first, stop - cuts[i].first);
+        piece.part = i + 1;
+        parts[i].parts = end - cut;
+        pieces[i - cut] = piece;
+    }
+}
+
+/* How many pieces a group has. */
+PRS_SHARED uint32_t prs_attention_group_pieces(const struct prs_attention_schedule *s,
+                                               const struct prs_attention_cut *cuts, uint32_t count, uint32_t group)
+{
+    uint32_t tasks = s->heads_per_kv * s->segments * s->tiles, pieces = prs_attention_group_pairs(s, group) * tasks;
+    for (uint32_t i = 0; i < count; i++)
+        pieces += cuts[i].first != 0 && cuts[i].task / (s->group * tasks) == group ? 1 : 0;
+    return pieces;
 }
 
 /* The last step up to this one at which a piece may begin. At such a step every query row may attend to the first key,
@@ -360,7 +423,7 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
 PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
-    return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
+    return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->room_slabs + slab;
 }
 
 /* How many there are. */
@@ -376,8 +439,7 @@ PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *
     return left < s->slab_chunks ? left : s->slab_chunks;
 }
 
-/* Where the keys or values of one segment lie in staging memory, in units of segment_rows rows of the wider
- * tensor. */
+/* Where the keys or values of one segment lie in staging memory, in units of room_rows rows of the wider tensor. */
 PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                         uint32_t kind, uint32_t segment)
 {

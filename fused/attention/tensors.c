@@ -183,7 +183,7 @@ int prs_attention_encode_stages(const struct prs_attention_shape *shape, const s
 {
     struct columns c = columns_of(shape, box);
     uint64_t row = (uint64_t)c.all * prs_element_bytes(PRS_ATTENTION_TYPE);
-    uint64_t stage = (uint64_t)s->segment_rows * prs_attention_row_bytes(shape);
+    uint64_t stage = (uint64_t)s->room_rows * prs_attention_row_bytes(shape);
     struct prs_tensor_view v = {.base = base,
                                 .type = PRS_ATTENTION_TYPE,
                                 .size = {c.size, s->segment_rows, c.parts, prs_attention_stages(s), 1},

@@ -64,9 +64,38 @@ static bool is_built(uint32_t head_dim, uint32_t value_dim)
     return value_dim == head_dim && (head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256);
 }
 
-int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
+/* Whether the ranks, or their chunks, divide a sequence of a plan without stripes. */
+static int check_parts(const struct prs_attention_shape *a, uint32_t world, uint64_t seq)
 {
     uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
+    if (seq % parts == 0)
+        return 0;
+    return prs_fail(-EINVAL, "attention: a sequence of %llu does not divide into %u equal parts (%u ranks%s): pad it",
+                    (unsigned long long)seq, parts, world, parts > world ? ", two chunks each" : "");
+}
+
+int prs_attention_tuning_length(const struct prs_attention_shape *a, const struct prs_place *place, uint64_t given,
+                                uint32_t *seq)
+{
+    *seq = a->seq;
+    if (given == 0 || given == a->seq)
+        return 0;
+    if (given > a->seq)
+        return prs_fail(-EINVAL,
+                        "attention: seq %llu of a launch is more than %u, the plan's: a plan is opened for the longest "
+                        "sequence of its launches",
+                        (unsigned long long)given, a->seq);
+    if (a->stripe != 0)
+        return prs_fail(-ENOTSUP,
+                        "attention: seq %llu of a launch of a plan with stripes: its launches have %u positions, the "
+                        "plan's: pack shorter sequences into them (cu_seqlens)",
+                        (unsigned long long)given, a->seq);
+    *seq = (uint32_t)given;
+    return check_parts(a, place->world, given);
+}
+
+int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
+{
     int r;
     if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
         return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
@@ -85,9 +114,9 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     r = check_stripes(a, world);
     if (r)
         return r;
-    if (a->stripe == 0 && a->seq % parts != 0)
-        return prs_fail(-EINVAL, "attention: a sequence of %u does not divide into %u equal parts (%u ranks%s): pad it",
-                        a->seq, parts, world, parts > world ? ", two chunks each" : "");
+    r = a->stripe == 0 ? check_parts(a, world, a->seq) : 0;
+    if (r)
+        return r;
     if (!isfinite(a->scale))
         return prs_fail(-EINVAL, "attention: scale %g is no finite number", (double)a->scale);
     if (a->scale < 0)
@@ -120,7 +149,7 @@ uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const
 
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
-    return (uint64_t)prs_attention_stages(s) * s->segment_rows * prs_attention_row_bytes(a);
+    return (uint64_t)prs_attention_stages(s) * s->room_rows * prs_attention_row_bytes(a);
 }
 
 /* The time of this rank's products: all ranks have as many; causal, half of them. */
@@ -131,8 +160,8 @@ static double compute_us(const struct prs_attention_shape *a, uint32_t world, ui
     return prs_compute_us(flops, FLOPS_PER_US, ctas) / (a->head_dim == 64 ? HALF_HEAD_SHARE : 1);
 }
 
-static void predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
-                    struct prs_attention_info *info)
+void prs_attention_tuning_predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                                  struct prs_attention_info *info)
 {
     uint32_t ctas = info->tuning.ctas, segments = 0;
     double compute = compute_us(a, s->place.world, ctas), travel;
@@ -320,7 +349,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         prs_attention_schedule_init(s, place->rank, world, &slice);
         t->heads_per_step = s->group;
     }
-    predict(a, s, info);
+    prs_attention_tuning_predict(a, s, info);
     return 0;
 }
 

@@ -45,6 +45,16 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const s
 /* Bytes of staging memory. */
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s);
 
+/* Fills in the bytes that a launch sends, and how long it takes: of a launch with the schedule, whose shape has the
+ * launch's length. The tuning is decided. */
+void prs_attention_tuning_predict(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
+                                  struct prs_attention_info *info);
+
+/* Finds the length of a launch; given: that of its operands. 0, -EINVAL, or -ENOTSUP: this plan's launches have one
+ * length. */
+int prs_attention_tuning_length(const struct prs_attention_shape *shape, const struct prs_place *place, uint64_t given,
+                                uint32_t *seq);
+
 /* SM clocks between two messages of a CTA, by t->spread. */
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info);
 

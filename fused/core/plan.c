@@ -101,6 +101,9 @@ static void place_switching(struct prs_plan *p)
     a->plan = p->number;
     for (uint32_t i = 0; i < a->place.local_ranks; i++)
         a->words[i] = (uint64_t *)words->at[i];
+    a->common = p->common;
+    for (uint32_t i = 0; i < a->place.local_ranks; i++)
+        a->alarms[i] = p->ctx->alarm ? (struct prs_alarm *)p->ctx->alarm->at[i] : NULL;
     if (a->place.nodes > 1)
         prs_symmetric_far(p->ctx, words, words, &a->far);
 }

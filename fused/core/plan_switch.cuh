@@ -34,8 +34,23 @@ PRS_DEVICE void await_switch(const struct prs_switch_args &args, uint32_t switch
     }
 }
 
+/* Says which launch this is, before all kernels that raise flags, and compares. The launch compares again at its end,
+ * and counts (end.cuh of attention). */
+PRS_DEVICE void say_switched(const struct prs_switch_args &args)
+{
+    if (args.rows == 0 || !args.alarms[0])
+        return;
+    if (threadIdx.x == 0)
+        say_launch(&args.sync, &args.place, args.alarms, *(volatile uint32_t *)&args.alarms[0]->launches, args.common,
+                   args.rows);
+    __syncwarp();
+    __threadfence_system(); /* [both-say] */
+    refuse_difference(&args.sync, &args.place, threadIdx.x);
+}
+
 static __global__ void switch_plan(const __grid_constant__ struct prs_switch_args args)
 {
+    say_switched(args);
     volatile struct prs_switch_state *state = (volatile struct prs_switch_state *)args.words[0];
     uint32_t last = state->plan, switches = state->switches + 1;
     __syncwarp(); /* all lanes have read */

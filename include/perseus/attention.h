@@ -38,7 +38,8 @@ extern "C" {
 struct prs_attention_shape {
     uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
     uint32_t head_dim;                 /**< of q and k: 64, 96, 128, 192 or 256 (value_dim) */
-    uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W */
+    uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W. The most
+                                        * positions of a launch: launches without stripes may have fewer */
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
@@ -125,7 +126,13 @@ struct prs_attention_operands {
     /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it
      * only makes the other probabilities smaller. lse includes it. NULL: none. */
     const float *sinks;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    /** Positions of the whole sequence in this launch, the same on all ranks: up to the plan's seq, and a multiple of
+     * what that is a multiple of. The slice of a rank, and its tensors, have seq / W rows. A short launch costs what
+     * its own length costs, and gives the bits of a plan of this length with the same tuning. Ranks of a node that
+     * launch a plan with different lengths get an error (prs_fused_poll_error()). Plans with stripes take only their
+     * own length (-ENOTSUP). 0: the plan's seq. */
+    uint64_t seq;
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** Enqueues one launch, by the rules of launches (fused.h). */
@@ -171,7 +178,8 @@ struct prs_attention_gradients {
      * the dsinks of all ranks. Give both or neither. */
     const float *sinks;
     float *dsinks;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    uint64_t seq;                              /**< as in the forward launch */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fused/attention/deal.h"
 
@@ -116,6 +117,35 @@ FOR_ALL_SHAPES(pieces_are_claimed_in_the_order_in_which_groups_arrive)
     }
     cr_assert_eq(at, deal.pieces_count);
     prs_attention_deal_fini(&deal);
+}
+
+/* A launch that is shorter than its plan is dealt as a plan of its length, from the cuts alone. */
+FOR_ALL_SHAPES(shorter_launches_are_dealt_as_plans_of_their_length)
+{
+    static const uint32_t eighths[] = {1, 3, 8};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct row shorter = *row;
+        struct prs_attention_schedule plan = schedule_of(row, 0), own, s;
+        struct prs_attention_deal deal;
+        struct prs_attention_piece *pieces;
+        struct prs_attention_part parts[300];
+        shorter.rows = row->rows * eighths[i] / 16 * 2 + 2; /* divided by two chunks */
+        shorter.rows = shorter.rows < row->rows ? shorter.rows : row->rows;
+        own = schedule_of(&shorter, 0);
+        s = prs_attention_shorter(&plan, shorter.rows);
+        deal = deal_of(&own, row->ctas);
+        cr_assert(s.tasks == own.tasks && s.slabs == own.slabs && s.tasks <= plan.tasks && s.slabs <= plan.slabs);
+        cr_assert_leq(deal.parts_count, prs_attention_deal_most_parts(row->ctas));
+        pieces = calloc(deal.pieces_count, sizeof(*pieces));
+        for (uint32_t task = 0; task < s.tasks; task++)
+            prs_attention_lay_task(&s, deal.cuts, deal.parts_count, task, pieces, parts);
+        cr_assert_arr_eq(pieces, deal.pieces, deal.pieces_count * sizeof(*pieces));
+        cr_assert(deal.parts_count == 0 || memcmp(parts, deal.parts, deal.parts_count * sizeof(*parts)) == 0);
+        for (uint32_t group = 0; group < s.groups; group++)
+            cr_assert_eq(prs_attention_group_pieces(&s, deal.cuts, deal.parts_count, group), deal.pieces_of[group]);
+        free(pieces);
+        prs_attention_deal_fini(&deal);
+    }
 }
 
 /* The time, in steps, when each CTA claims its next piece when it has finished one. */

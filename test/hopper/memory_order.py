@@ -40,6 +40,9 @@ UNSEEN = {
                                            "itself"),
     ("core/plan_switch.cuh", "__syncwarp(); /* all lanes have read */"):
         (1, "the words are volatile, so nothing races; it keeps a late lane from reading what lane 0 then writes"),
+    ("core/plan_switch.cuh", "__syncwarp();"):
+        (1, "it comes between what a launch says and the look at others; no test of these has launches that differ"),
+    ("core/plan_switch.cuh", "__threadfence_system(); /* [both-say] */"): (2, "the same"),
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("core/partial_sums.cuh", "__syncwarp(); /* a late lane would mistake the phase of the next use for this one */"):
         (1, "the __syncwarp after the wait for the sums orders the lanes; this one keeps their phases apart"),

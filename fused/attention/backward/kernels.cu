@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backward kernels of ring attention and their launch. */
 #include "fused/attention/backward/engine.cuh"
+#include "fused/attention/backward/lay.cuh"
 #include "fused/attention/backward/sinks.cuh"
 #include "fused/attention/backward/sums.cuh"
 #include "fused/attention/backward/terms.cuh"
@@ -38,6 +39,7 @@ static const struct instance instances[] = {make<PRS_DTYPE_BF16, 128, 0, 0>(),  
 static int load(void)
 {
     int r = launch_load(sum_sinks);
+    r = r ? r : launch_load(lay_tasks);
     for (const struct instance &i : instances) {
         r = r ? r : launch_load(i.terms);
         r = r ? r : launch_load(i.finish);
@@ -71,6 +73,12 @@ extern "C" int prs_backward_kernel_terms(const struct prs_backward_kernel *kerne
 extern "C" int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream)
 {
     return launch_kernel(sum_sinks, &sum_sinks_shape, args->terms.schedule.heads_q, stream, *args);
+}
+
+extern "C" int prs_backward_kernel_lay(const struct prs_lay_tasks_args *args, cudaStream_t stream)
+{
+    uint32_t tasks = prs_backward_tasks(&args->schedule, &args->shape);
+    return launch_kernel(lay_tasks, &lay_tasks_shape, prs_ceil_div(tasks, LAY_TASKS_THREADS), stream, *args);
 }
 
 extern "C" int prs_backward_kernel_finish(const struct prs_backward_kernel *kernel, const struct prs_finish_args *args,

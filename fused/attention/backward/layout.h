@@ -41,6 +41,14 @@ struct prs_backward_far {
     uint32_t *converted;
 };
 
+/* The kernel before a launch that is shorter than its plan, as struct prs_lay_args: no task is cut. */
+struct prs_lay_tasks_args {
+    struct prs_attention_schedule schedule; /* of the pass */
+    struct prs_backward_shape shape;
+    struct prs_attention_piece *tasks;
+    uint32_t *tasks_of; /* [group] */
+};
+
 /* The pass. */
 struct prs_backward_args {
     /* The arguments of the forward pass's roles: q is this rank's first tensor, k and v are the stream. */

@@ -19,6 +19,13 @@ enum {
     TASKS_OF_ONE = 192, /* a head with so many tasks needs no other */
 };
 
+/* Offsets in the memory of this rank alone: of tasks, claims, finished groups, the number of tasks of each group,
+ * turns, counts of sums for other nodes, tasks of a launch that is shorter than the plan and how many each group has,
+ * and the sequence of each position. */
+struct own {
+    uint64_t claims, finished, tasks_of, turns, converted, shorter, shorter_of, parts, all;
+};
+
 struct prs_attention_backward_plan {
     struct prs_plan base;
     struct prs_attention_shape shape;
@@ -31,6 +38,11 @@ struct prs_attention_backward_plan {
     struct prs_sinks_args sinks;
     struct prs_finish_args finish;
     struct prs_find_parts_args find; /* of the launch that is being enqueued; packed sequences */
+    struct own own;
+    /* Lengths: the arguments of all kernels are those of launches with `seq` positions. */
+    uint32_t seq;
+    struct prs_attention_schedule most; /* of launches with the plan's length */
+    struct prs_lay_tasks_args lay;      /* of shorter ones */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
@@ -96,6 +108,14 @@ static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ct
     return p->wanted.heads_per_step != 0 ? p->wanted.heads_per_step : prs_ceil_div(pairs, prs_ceil_div(pairs, most));
 }
 
+/* shape: that of the stream. */
+static void predict(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
+                    struct prs_attention_info *info)
+{
+    prs_attention_tuning_predict(shape, s, info);
+    info->predicted_us *= 2.5; /* five products for each pair of rows; the forward pass has two */
+}
+
 /* Chooses as for a forward plan whose keys and values are the stream: its heads are all query heads. */
 static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
 {
@@ -114,9 +134,9 @@ static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
     if (r)
         return r;
     p->staging_bytes = prs_attention_staged_bytes(s, prs_attention_row_bytes(&shape));
+    predict(&shape, s, info);
     info->tuning.heads_per_step /= shared;
     info->tuning.block_rows = PRS_BACKWARD_BLOCK;
-    info->predicted_us *= 2.5; /* five products for each pair of rows; the forward pass has two */
     return 0;
 }
 
@@ -153,16 +173,11 @@ static void fill_args(struct prs_attention_backward_plan *p)
     before = x->stripes.before; /* a key meets the queries that attend to it */
     x->stripes.before = x->stripes.after, x->stripes.after = before;
     x->heads_first = p->shape.heads_first != 0;
-    x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads, p->shape.head_dim);
     x->row_bytes = prs_attention_row_bytes(&p->shape);
-    x->push_gap = prs_attention_tuning_gap(&p->info);
     a->pairs_q = p->shape.batch * p->shape.heads_q;
     p->terms.mirrored = p->shape.stripe == 0;
-    p->terms.schedule = x->schedule;
-    p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q, p->shape.head_dim);
-    p->finish.schedule = p->terms.schedule;
-    p->finish.strides = p->terms.strides;
     p->finish.scale = x->scale;
+    p->most = x->schedule;
     p->finish.pairs_q = a->pairs_q;
 }
 
@@ -199,15 +214,9 @@ static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
 /* Bytes of the sums for the queries of so many ranks, as they are sent. */
 static uint64_t part_bytes(const struct prs_attention_backward_plan *p, uint32_t ranks)
 {
-    uint64_t world = p->terms.schedule.place.world;
+    uint64_t world = p->base.ctx->config.world;
     return sums_of(p) / world * ranks * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
 }
-
-/* Offsets in the memory of this rank alone: of tasks, claims, finished groups, the number of tasks of each group,
- * turns, counts of sums for other nodes, and the sequence of each position. */
-struct own {
-    uint64_t claims, finished, tasks_of, turns, converted, parts, all;
-};
 
 /* Ranks of other nodes. */
 static uint32_t far_ranks(const struct prs_attention_backward_plan *p)
@@ -225,8 +234,10 @@ static struct own own_of(const struct prs_attention_backward_plan *p)
     o.tasks_of = o.finished + 3 * groups;
     o.turns = (o.tasks_of + groups + 127) / 128 * 128;
     o.converted = o.turns + sums_of(p) * sizeof(uint64_t);
-    o.parts = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
-    o.parts = (o.parts + 7) / 8 * 8;
+    o.shorter = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
+    o.shorter = (o.shorter + 127) / 128 * 128;
+    o.shorter_of = o.shorter + (p->shape.stripe != 0 ? 0 : tasks);
+    o.parts = (o.shorter_of + groups + 7) / 8 * 8;
     o.all = o.parts + prs_attention_parts_bytes(&p->shape);
     return o;
 }
@@ -239,13 +250,14 @@ static int upload_tasks(struct prs_attention_backward_plan *p)
     uint32_t count = x->pieces_count;
     struct prs_attention_piece *tasks = calloc(count, sizeof(*tasks));
     uint32_t *tasks_of = calloc(s->groups, sizeof(*tasks_of));
-    struct own own = own_of(p);
+    struct own own = p->own;
     uint8_t *at = p->base.own.at;
     int r = !tasks || !tasks_of ? prs_fail(-ENOMEM, "attention: no memory for %u backward tasks", count) : 0;
     for (uint32_t i = 0; i < count && !r; i++) {
-        prs_backward_task_at(s, &p->args.shape, i, &tasks[i].task);
         if (p->shape.stripe == 0)
-            prs_backward_begin(s, &p->args.shape, &tasks[i].task, &tasks[i].begin);
+            tasks[i] = prs_backward_whole(s, &p->args.shape, i);
+        else
+            prs_backward_task_at(s, &p->args.shape, i, &tasks[i].task);
         tasks_of[tasks[i].task.group]++;
     }
     if (!r)
@@ -255,10 +267,52 @@ static int upload_tasks(struct prs_attention_backward_plan *p)
                             "cudaMemcpy of how many tasks a group has");
     free(tasks);
     free(tasks_of);
-    x->pieces = (const struct prs_attention_piece *)at;
     x->claims = (struct prs_attention_claims *)(at + own.claims);
     x->finished = (uint32_t *)(at + own.finished);
-    x->pieces_of = (const uint32_t *)(at + own.tasks_of);
+    return r;
+}
+
+/* ---- lengths ---- */
+static void take_pieces(struct prs_attention_backward_plan *p)
+{
+    struct prs_attention_args *x = &p->args.stream;
+    bool shorter = x->schedule.segment_rows != p->most.segment_rows;
+    uint8_t *at = p->base.own.at;
+    x->pieces_count = prs_backward_tasks(&x->schedule, &p->args.shape);
+    p->lay.schedule = x->schedule;
+    p->lay.shape = p->args.shape;
+    p->lay.tasks = (struct prs_attention_piece *)(at + (shorter ? p->own.shorter : 0));
+    p->lay.tasks_of = (uint32_t *)(at + (shorter ? p->own.shorter_of : p->own.tasks_of));
+    x->pieces = p->lay.tasks;
+    x->pieces_of = p->lay.tasks_of;
+}
+
+/* Makes the arguments those of launches of this length. */
+static int take_length(struct prs_attention_backward_plan *p, uint32_t seq)
+{
+    struct prs_attention_args *x = &p->args.stream;
+    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true, false};
+    struct prs_attention_shape shape = p->shape;
+    struct prs_attention_info info = p->info;
+    uint32_t world = p->most.place.world;
+    int r = 0;
+    if (seq == p->seq)
+        return 0;
+    p->seq = 0;
+    x->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, seq / world);
+    take_pieces(p);
+    x->out_strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_kv, shape.head_dim);
+    p->terms.strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_q, shape.head_dim);
+    p->finish.strides = p->terms.strides;
+    p->terms.schedule = p->finish.schedule = x->schedule;
+    shape.seq = seq;
+    shape.heads_kv = shape.heads_q; /* those of the stream */
+    predict(&shape, &x->schedule, &info);
+    x->push_gap = prs_attention_tuning_gap(&info);
+    p->base.switching.rows = shape.stripe != 0 ? 0 : seq / world;
+    if (world > 1)
+        r = prs_attention_encode_stages(&p->shape, &x->schedule, x->staging[0], block, &x->received);
+    p->seq = r ? 0 : seq;
     return r;
 }
 
@@ -267,7 +321,7 @@ static int open_own(struct prs_attention_backward_plan *p)
     struct own own;
     int r;
     p->args.stream.pieces_count = prs_backward_tasks(&p->args.stream.schedule, &p->args.shape);
-    own = own_of(p);
+    own = p->own = own_of(p);
     r = prs_plan_local(&p->base, own.all, own.parts);
     if (r)
         return r;
@@ -325,9 +379,7 @@ static int place(struct prs_plan *base)
     struct prs_attention_backward_plan *p = self(base);
     struct prs_backward_args *a = &p->args;
     struct prs_attention_args *x = &a->stream;
-    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true, false};
     uint32_t world = x->schedule.place.world;
-    int r = 0;
     x->arrival_words = prs_attention_arrival_words(&x->schedule);
     a->sums.sums = (float *)base->scratch.at;
     if (world == 1)
@@ -351,9 +403,7 @@ static int place(struct prs_plan *base)
     a->terms = p->terms.terms[0];
     p->finish.sums = a->sums;
     p->finish.stripes = x->stripes;
-    if (world > 1)
-        r = prs_attention_encode_stages(&p->shape, &x->schedule, x->staging[0], block, &x->received);
-    return r;
+    return take_length(p, p->shape.seq);
 }
 
 /* ---- opening ---- */
@@ -401,6 +451,12 @@ static int launch_parts(struct prs_plan *base, cudaStream_t stream)
     return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
 }
 
+static int launch_lay(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    return p->seq != p->shape.seq ? prs_backward_kernel_lay(&p->lay, stream) : 0;
+}
+
 static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
@@ -419,7 +475,7 @@ static int launch_finish(struct prs_plan *base, cudaStream_t stream)
     return prs_backward_kernel_finish(&p->kernel, &p->finish, p->info.tuning.ctas, stream);
 }
 
-static prs_launch_step_fn *const backward_steps[] = {launch_parts, launch_terms,  launch_sinks,
+static prs_launch_step_fn *const backward_steps[] = {launch_parts, launch_lay,    launch_terms, launch_sinks,
                                                      launch_pass,  launch_finish, NULL};
 
 static int check_operands(const struct prs_attention_gradients *x)
@@ -466,7 +522,10 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
 int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *x,
                                   struct CUstream_st *stream)
 {
+    uint32_t seq;
     int before, r = check_operands(x);
+    if (!r)
+        r = prs_attention_tuning_length(&p->shape, &p->base.ctx->place, x->seq, &seq);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
@@ -476,13 +535,15 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
+    r = take_length(p, seq);
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
                                            x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->finish.dq = x->dq;
     p->args.result[0] = x->dk, p->args.result[1] = x->dv;
-    r = encode(p, x);
+    if (!r)
+        r = encode(p, x);
     if (!r)
         r = prs_plan_launch(&p->base, backward_steps, stream);
     prs_cuda_leave(before);

@@ -91,6 +91,13 @@ PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, con
     t->tile = tile % s->tiles;
 }
 
+/* How many tasks a group has. */
+PRS_SHARED uint32_t prs_backward_group_tasks(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
+                                             uint32_t group)
+{
+    return prs_backward_heads(s, b, group) * s->segments * s->tiles;
+}
+
 /* ---- a task's walk through the stream; striped, it is that of stripes.h ----
  * Span by span, and in a span head by head: what comes first is read first. walk.span counts both. */
 /* The position of a rank's slice in the order in which other ranks' slices lie: the reverse of prs_place_in_order(). */
@@ -154,6 +161,17 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
     }
     prs_backward_enter(s, b, t, w, 0, far); /* the first step is in this rank's slice, so it is never empty */
     w->left = steps;
+}
+
+/* Task number `at`, which is one piece. Not for striped attention. */
+PRS_SHARED struct prs_attention_piece prs_backward_whole(const struct prs_attention_schedule *s,
+                                                         const struct prs_backward_shape *b, uint32_t at)
+{
+    struct prs_attention_piece piece;
+    piece.part = 0;
+    prs_backward_task_at(s, b, at, &piece.task);
+    prs_backward_begin(s, b, &piece.task, &piece.begin);
+    return piece;
 }
 
 /* Goes to the next step; false when there is none. */
@@ -278,7 +296,7 @@ PRS_SHARED uint64_t prs_backward_term(const struct prs_attention_schedule *s, ui
                                       uint32_t rank, uint32_t pair, uint32_t segment)
 {
     return ((((uint64_t)bank * s->place.world + rank) * pairs + pair) * s->segments + segment) *
-           prs_backward_term_rows(s);
+           (prs_ceil_div(s->room_rows, s->tile_rows) * s->tile_rows);
 }
 
 #endif
