@@ -52,6 +52,60 @@ class Results(unittest.TestCase):
                 self.check(*row)
 
 
+class Lengths(unittest.TestCase):
+    """Many lengths open few plans: the first has the length of its call, further ones powers of two."""
+
+    def check(self, world, causal, heads_first, lengths):
+        whole = {rows: [random(0, 1, heads, rows * world, 64, seed=rows + heads) for heads in (4, 2, 2, 4)]
+                 for rows in lengths}
+        wide = {}
+        for rows, (q, k, v, of_out) in whole.items():
+            leaves = [t.double().requires_grad_() for t in (q, k, v)]
+            out = attention(*leaves, causal)[0]
+            (out * of_out).sum().backward()
+            wide[rows] = [out.detach(), *(t.grad for t in leaves)]
+
+        def body(group):
+            found = []
+            for rows in lengths:
+                mine = positions(group.rank, world, rows * world, causal)
+
+                def part(t):
+                    return (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2)).contiguous()
+                *leaves, of_out = (part(t) for t in whole[rows])
+                leaves = [t.requires_grad_() for t in leaves]
+                out = perseus.ring_attention(*leaves, group, causal=causal, heads_first=heads_first)[0]
+                out.backward(of_out)
+                found.append([(part(w), t) for w, t in zip(wide[rows], (out.detach(), *(t.grad for t in leaves)))])
+            return len(group._plans), found
+        for rank, (plans, found) in enumerate(run(world, body)):
+            self.assertLessEqual(plans, 4, "two of each pass")
+            for rows, tensors in zip(lengths, found):
+                for name, (want, got) in zip(("out", "dq", "dk", "dv"), tensors):
+                    size = float(want.square().mean().sqrt())
+                    self.assertEqual(got.shape, want.shape)
+                    self.assertLessEqual(float((got.double() - want).abs().max()), 0.06 * size,
+                                         f"{name} of rank {rank}, {rows} rows")
+
+    def test_many_lengths_share_few_plans(self):
+        for row in ((1, True, True, (60, 128, 33, 96, 7, 110)), (2, True, False, (64, 128, 32, 96, 100, 8, 110, 64)),
+                    (2, False, True, (64, 3, 90, 33))):
+            with self.subTest(row=row):
+                self.check(*row)
+
+    def test_a_frozen_group_serves_shorter_lengths_only(self):
+        def body(group):
+            q = random(group.rank, 1, 64, 2, 64, seed=1)
+            perseus.ring_attention(q, q, q, group)
+            group.freeze()
+            shorter = q[:, :40].contiguous()
+            self.assertTrue(perseus.ring_attention(shorter, shorter, shorter, group)[0].isfinite().all())
+            longer = torch.cat((q, q), 1)
+            with self.assertRaisesRegex(perseus.PerseusError, "ring_attention.*frozen"):
+                perseus.ring_attention(longer, longer, longer, group)
+        run(2, body)
+
+
 class Gradients(unittest.TestCase):
     """The loss of all ranks: the sum of out and of lse, each times random values that are rounded to bf16."""
 

@@ -17,6 +17,7 @@ from ._device import Cuda, Emulated
 from ._library import Library, PerseusError, library
 
 LEAST_ROWS = 16  # of a rank, in the smallest class of plans
+LEAST_POSITIONS = 256  # of a rank, in the smallest plan of attention that was opened for more than one length
 DEFAULT_TIMEOUT_MS = 600000  # the library's, where timeout_ms is 0
 # Ops that prepare() knows: enum prs_gemm_op, and whether rows are normalised. _quant shares the plans of its op.
 PREPARED = {"matmul_reduce_scatter": (1, 0), "all_gather_matmul": (2, 0), "matmul_all_reduce": (3, 0),
@@ -262,10 +263,31 @@ class Group:
         return self._attention("attention_backward", "ring_attention, backward", "prs_attention_gradients", fields)
 
     def _attention(self, kind: str, what: str, operands: str, fields: dict[str, Any]) -> Plan:
-        key = (kind, *fields.items())
-        return (self._plans.get(key) or self._new_plan(key, kind, f"{what}, {_sizes(fields)}",
-                                                       self.library.prs_attention_shape(**fields),
-                                                       getattr(self.library, operands)(), 0))
+        """A plan for this length. Without stripes it may be longer, but less than twice as long, since it was tuned for
+        its own length. The first of a kind has the length of its call; further ones have powers of two, so that lengths
+        do not open a plan each."""
+        seq, unit = fields["seq"], self.world * LEAST_POSITIONS
+        kinds = (kind, *((name, value) for name, value in fields.items() if name != "seq"))
+        plan = self._plans.get((*kinds, seq))
+        if plan is None and not fields.get("stripe"):
+            others = [key[-1] for key in self._plans if key[:-1] == kinds]
+            longer = min((most for most in others if most > seq), default=0)
+            if longer and (longer < 2 * seq or self.frozen or self.place.capturing()):
+                return self._plans[kinds + (longer,)]
+            if others:
+                seq = unit << (-(-seq // unit) - 1).bit_length()
+                plan = self._plans.get((*kinds, seq))
+        return plan or self._new_attention(kinds, seq, fields, what, operands)
+
+    def _new_attention(self, kinds: tuple, seq: int, fields: dict[str, Any], what: str, operands: str) -> Plan:
+        sizes = {**fields, "seq": seq}
+        try:
+            return self._new_plan((*kinds, seq), kinds[0], f"{what}, {_sizes(sizes)}",
+                                  self.library.prs_attention_shape(**sizes), getattr(self.library, operands)(), 0)
+        except PerseusError as e:
+            if e.code != -errno.ENOMEM or seq == fields["seq"]:  # which all ranks see
+                raise
+            return self._new_attention(kinds, fields["seq"], fields, what, operands)
 
     # ---- the mesh ----
 
