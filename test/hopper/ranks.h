@@ -154,6 +154,13 @@ struct ranks_row {
 
 void ranks_assert_rows_right(const struct ranks_row *rows, size_t count);
 
+/* For a file with rows of its own: assert_right(rows, count) of that file runs them. */
+#define ASSERT_RIGHT(...)                                                                                              \
+    do {                                                                                                               \
+        static const struct row rows_[] = {__VA_ARGS__};                                                               \
+        assert_right(rows_, sizeof(rows_) / sizeof(*rows_));                                                           \
+    } while (0)
+
 #ifdef __cplusplus
 }
 #endif

@@ -439,12 +439,6 @@ static void assert_right(const struct row *rows, size_t count)
     }
 }
 
-#define ASSERT_RIGHT(...)                                                                                              \
-    do {                                                                                                               \
-        static const struct row rows_[] = {__VA_ARGS__};                                                               \
-        assert_right(rows_, sizeof(rows_) / sizeof(*rows_));                                                           \
-    } while (0)
-
 /* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale}, epochs, tuning */
 Test(attention_backward, one_rank_alone_is_right, .timeout = 600)
 {

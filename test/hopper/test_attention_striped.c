@@ -389,12 +389,6 @@ static void assert_right(const struct row *rows, size_t number)
     }
 }
 
-#define ASSERT_RIGHT(...)                                                                                              \
-    do {                                                                                                               \
-        static const struct row rows_[] = {__VA_ARGS__};                                                               \
-        assert_right(rows_, sizeof(rows_) / sizeof(*rows_));                                                           \
-    } while (0)
-
 /* batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap */
 Test(attention_striped, several_ranks_are_right, .timeout = 600)
 {
