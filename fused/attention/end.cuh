@@ -17,7 +17,7 @@ template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_arg
         *arrival_at(args, 0, epoch, i) = 0;
     if (threadIdx.x == 0)
         *args.claims = {0, 0, 0, epoch};
-    /* The second comparison of refuse_difference(): of launches that said which they are (plan_switch.cuh). */
+    /* Launches that said their rows before they began (plan_switch.cuh) are compared a second time here. */
     if (!args.sync.alarm || *(volatile uint64_t *)&args.sync.words->said == 0)
         return;
     if (threadIdx.x >= 64)

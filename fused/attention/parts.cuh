@@ -11,7 +11,8 @@
 
 enum { FIND_PARTS_THREADS = 256 };
 
-/* Other bounds would give each rank wrong sequences, and no wait would notice it. */
+/* Reports a bound that is below the one before it, or outside of the positions: sequences would be wrong, and nothing
+ * else would notice it. */
 PRS_DEVICE void check_bound(const struct prs_find_parts_args &args, uint32_t i)
 {
     int32_t before = i == 0 ? 0 : args.bounds[i - 1];

@@ -126,8 +126,8 @@ struct prs_attention_operands {
     /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it
      * only makes the other probabilities smaller. lse includes it. NULL: none. */
     const float *sinks;
-    /** Positions of the whole sequence in this launch, the same on all ranks: up to the plan's seq, and a multiple of
-     * what that is a multiple of. The slice of a rank, and its tensors, have seq / W rows. A short launch costs what
+    /** Positions of the whole sequence in this launch, the same on all ranks: at most the plan's seq, and a multiple of
+     * W, causal with W > 1 of 2 W. The slice of a rank, and its tensors, have seq / W rows. A short launch costs what
      * its own length costs, and gives the bits of a plan of this length with the same tuning. Ranks of a node that
      * launch a plan with different lengths get an error (prs_fused_poll_error()). Plans with stripes take only their
      * own length (-ENOTSUP). 0: the plan's seq. */

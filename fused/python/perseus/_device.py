@@ -75,7 +75,7 @@ class Emulated:
 
     def _copy(self, tensor: torch.Tensor, back: bool) -> int:
         count, address = tensor.numel() * tensor.element_size(), ctypes.c_void_p()
-        if count == 0 or tensor.untyped_storage().nbytes() == 0:  # it was freed: no address, nearly as on a GPU
+        if count == 0 or tensor.untyped_storage().nbytes() == 0:  # freed memory: the library gets no address
             return 0
         self._call("cudaSetDevice", self.index)  # autograd's threads begin on device 0
         self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(count))
