@@ -8,6 +8,8 @@
 #ifndef PERSEUS_PLUGIN_GIN_H
 #define PERSEUS_PLUGIN_GIN_H
 
+#include <sys/types.h>
+
 #include "plugin/abi_gin.h"
 #include "plugin/gather.h"
 #include "plugin/metrics.h"
@@ -105,7 +107,7 @@ struct gin_set {
     uint32_t answered;        /* atomic: number of the last question answered with yes */
     uint32_t rounds;          /* atomic: how often progress was called */
     uint32_t gave_up_at;      /* value of `rounds` when a question got no answer; under the comm's lock */
-    pthread_t driver;         /* atomic: the thread that called progress; 0: none yet */
+    pid_t driver;             /* atomic: the thread that called progress last; 0: none yet */
     struct gin_queue *queues; /* [contexts][ranks] */
     struct gin_queue *waiting;
     struct gin_request *free;

@@ -4,21 +4,41 @@
  *
  * A rank that releases a window knows that no rank still sends to it. Every signal is then done at its sender and
  * has arrived here, and only the thread that drives the sets has work left. That thread says when it has raised them
- * all. No other rank is asked. */
+ * all. No other rank is asked. One thread at a time drives a set: a new one has called progress before the old one
+ * releases memory. */
+#include <errno.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "plugin/gin.h"
 #include "transport/util/clock.h"
+#include "transport/util/compiler.h"
 #include "transport/util/log.h"
 
 enum {
-    MAX_ROUNDS = 1000, /* limit if traffic never pauses: signals older than the question have been raised by then */
-    WAIT_MS = 100,     /* for an answer */
-    /* limit for the first round; if there is none, no thread drives the set, and nothing is raised */
-    IDLE_MS = 20,
+    /* limits if traffic never pauses: after both, signals older than the question have been raised */
+    BUSY_ROUNDS = 1000,
+    BUSY_MS = 100,
+    /* limit for a thread that lives, but hardly calls progress: it may itself wait for the one that releases memory */
+    SLOW_MS = 2000,
     /* one look counts as at most this long: if this thread is off its core, the other one may be, too */
     LOOK_NS = 1000000,
 };
+
+static pid_t this_thread(void)
+{
+    static _Thread_local pid_t id;
+
+    if (unlikely(!id))
+        id = (pid_t)syscall(SYS_gettid);
+    return id;
+}
+
+static bool has_ended(pid_t thread)
+{
+    return syscall(SYS_tgkill, getpid(), thread, 0) != 0 && errno == ESRCH;
+}
 
 uint32_t gin_raise_asked(const struct gin_set *set)
 {
@@ -29,7 +49,7 @@ uint32_t gin_raise_asked(const struct gin_set *set)
 
 void gin_raise_answer(struct gin_set *set, uint32_t asked, int handled)
 {
-    __atomic_store_n(&set->driver, pthread_self(), __ATOMIC_RELAXED);
+    __atomic_store_n(&set->driver, this_thread(), __ATOMIC_RELAXED);
     __atomic_store_n(&set->rounds, set->rounds + 1, __ATOMIC_RELAXED);
     if (asked == set->answered || handled > 0)
         return;
@@ -42,31 +62,33 @@ void gin_raise_answer(struct gin_set *set, uint32_t asked, int handled)
 
 static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
 {
-    uint32_t first = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED);
+    uint32_t first = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED), rounds = 0;
     /* [raise-asked] Pairs with gin_raise_asked(). */
     uint32_t asked = __atomic_add_fetch(&set->asked, 1, __ATOMIC_RELEASE);
-    bool is_driver = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
+    pid_t driver = __atomic_load_n(&set->driver, __ATOMIC_RELAXED);
     uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
 
     if (first == set->gave_up_at) /* no thread has driven the set since then (0: or ever) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {
-        uint32_t rounds = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED) - first;
         uint64_t now_ns = prs_clock_ns();
 
         waited_ns += now_ns - last_ns < LOOK_NS ? now_ns - last_ns : LOOK_NS;
         last_ns = now_ns;
-        if (rounds > MAX_ROUNDS || waited_ns > 1000000ull * (rounds ? WAIT_MS : IDLE_MS)) {
+        if ((rounds > BUSY_ROUNDS && waited_ns > 1000000ull * BUSY_MS) || waited_ns > 1000000ull * SLOW_MS ||
+            (driver != this_thread() && has_ended(driver))) {
             set->gave_up_at = first + rounds;
             PRS_DEBUG("GIN: memory is released after %u rounds and %llu ms, though signals may still wait to be raised",
                       rounds, (unsigned long long)(waited_ns / 1000000));
             return;
         }
-        if (!is_driver)
+        if (driver != this_thread())
             sched_yield();
         else if (progress(set) != NET_SUCCESS)
             return;
+        rounds = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED) - first;
+        driver = __atomic_load_n(&set->driver, __ATOMIC_RELAXED);
     }
 }
 
