@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_summary.py suites [WITHOUT]: the names of the suites in what "meson introspect --tests" prints, from stdin.
 check_summary.py left_out: how many of these tests only the complete form runs.
-check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (with the end of its output), what was
-skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
+check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (why, and the end of its output), what
+was skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
 check_summary.py total FAILED SKIPPED LOG...: what failed, by name, then the one line "N passed, N failed, N skipped",
 over all logs (BUILD.json), with that many more of each. Each suite of which no test ran is one more failed; exit 1 if
 one failed, or if nothing passed."""
 import collections
 import json
 import pathlib
+import re
 import sys
 
 KIND = {"OK": "passed", "EXPECTEDFAIL": "passed", "SKIP": "skipped"}  # all else, a timeout too, has failed
-TAIL_LINES, SLOWEST = 60, 10
+TAIL_LINES, REASON_LINES, SLOWEST = 60, 12, 10
+# Of Criterion, CHECK() of the tests, pytest and sanitizers. Readers of CI may see only the first lines of an output.
+REASON = re.compile(r"^\[(FAIL|CRASH|ERR )|^\[----\] .|^\S+\.(c|h|cu|cuh|py):\d+: |^E  |^FAIL|: runtime error: |"
+                    r"(ERROR|WARNING): \w+Sanitizer|[Tt]imed out|ended with status|killed")
 COMPLETE_ONLY = ("long", "rxe")  # suites of the complete form; "long" is always the second suite of a test
 MAY_BE_SKIPPED = ("gpu", "rxe")  # suites that need what a machine may lack; any other suite that runs no test is broken
 
@@ -67,6 +71,15 @@ def ran_nothing(name, kinds):
     return name not in MAY_BE_SKIPPED and not kinds["passed"] and not kinds["failed"]
 
 
+def print_failure(lines):
+    """The lines that say why come first, then the end of all."""
+    if len(lines) > REASON_LINES:
+        for line in [line for line in lines if REASON.search(line)][:REASON_LINES]:
+            print("      > " + line)
+    for line in lines[-TAIL_LINES:] or ["(it printed nothing)"]:
+        print("      | " + line)
+
+
 def report(log):
     tests = list(read(log))
     suites = count(tests)
@@ -78,7 +91,7 @@ def report(log):
         _, title = suite_and_name(test)
         if kind == "failed":
             print(f"   {test['result']} {title} ({test['duration']:.0f} s)")
-            print("\n".join("      | " + line for line in output(test)[-TAIL_LINES:] or ["(it printed nothing)"]))
+            print_failure(output(test))
         if kind == "skipped":
             print(f"   skipped: {title}: {(output(test) or ['no reason given'])[-1].strip()}")
     slowest = sorted(tests, key=lambda pair: -pair[0]["duration"])[:SLOWEST]
