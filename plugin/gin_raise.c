@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "plugin/gin.h"
-#include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/log.h"
+#include "transport/util/patience.h"
 
 enum {
     /* limits if traffic never pauses: after both, signals older than the question have been raised */
@@ -22,7 +22,6 @@ enum {
     BUSY_MS = 100,
     /* limit for a thread that lives, but hardly calls progress: it may itself wait for the one that releases memory */
     SLOW_MS = 2000,
-    /* one look counts as at most this long: if this thread is off its core, the other one may be, too */
     LOOK_NS = 1000000,
 };
 
@@ -66,21 +65,18 @@ static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
     /* [raise-asked] Pairs with gin_raise_asked(). */
     uint32_t asked = __atomic_add_fetch(&set->asked, 1, __ATOMIC_RELEASE);
     pid_t driver = __atomic_load_n(&set->driver, __ATOMIC_RELAXED);
-    uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
 
     if (first == set->gave_up_at) /* no thread has driven the set since then (0: or ever) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {
-        uint64_t now_ns = prs_clock_ns();
+        bool is_over = prs_patience_is_over(&patience, rounds > BUSY_ROUNDS ? BUSY_MS : SLOW_MS);
 
-        waited_ns += now_ns - last_ns < LOOK_NS ? now_ns - last_ns : LOOK_NS;
-        last_ns = now_ns;
-        if ((rounds > BUSY_ROUNDS && waited_ns > 1000000ull * BUSY_MS) || waited_ns > 1000000ull * SLOW_MS ||
-            (driver != this_thread() && has_ended(driver))) {
+        if (is_over || (driver != this_thread() && has_ended(driver))) {
             set->gave_up_at = first + rounds;
             PRS_DEBUG("GIN: memory is released after %u rounds and %llu ms, though signals may still wait to be raised",
-                      rounds, (unsigned long long)(waited_ns / 1000000));
+                      rounds, (unsigned long long)(patience.waited_ns / 1000000));
             return;
         }
         if (driver != this_thread())

@@ -18,16 +18,16 @@
 #include "transport/gpu/window.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/util/patience.h"
 #include "transport/util/thread.h"
 
 enum {
     DEFAULT_SLOTS = 1024,
-    CLOSE_MS = 1000, /* limit for requests in flight at close or after an error: far more than a round trip takes */
-    /* one round at close counts as at most this long, since time that the thread spends off its core is no waiting */
-    CLOSE_ROUND_MS = 10,
+    CLOSE_MS = 1000,   /* limit for requests in flight at close or after an error: far more than a round trip takes */
     IDLE_SPINS = 2000, /* rounds without work after which the thread yields */
     THREAD_MS = 5000,  /* limit for one round of the thread, which never blocks but may be kept off its core */
     THREAD_NAP_NS = 20000,
+    LOOK_NS = 10000000, /* of these times; see prs_patience_begin() */
 };
 
 struct prs_proxy {
@@ -305,7 +305,7 @@ static int check_mapping(const struct prs_proxy *proxy, const struct prs_window_
  * request stands: the next caller waits for it first. */
 static int await_drop(struct prs_proxy *proxy)
 {
-    uint64_t give_up_ns = prs_now_ns() + 1000000ull * THREAD_MS;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
     struct timespec nap = {0, THREAD_NAP_NS};
     uint32_t asked;
 
@@ -315,7 +315,7 @@ static int await_drop(struct prs_proxy *proxy)
             drop_asked(proxy);
             break;
         }
-        if (prs_now_ns() > give_up_ns)
+        if (prs_patience_is_over(&patience, THREAD_MS))
             return prs_fail(-ETIMEDOUT,
                             "proxy of rank %u did not give up window %u within %d ms: is its thread stopped?",
                             proxy->device.rank, asked - 1, THREAD_MS);
@@ -448,19 +448,13 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
  * the rest. */
 static void end_commands(struct prs_proxy *proxy)
 {
-    uint64_t last_ns = prs_now_ns(), waited_ns = 0;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
-    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && waited_ns < 1000000ull * CLOSE_MS) {
-        uint64_t now_ns, round_ns;
-
+    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && !prs_patience_is_over(&patience, CLOSE_MS)) {
         r = prs_dispatch_finish(&proxy->dispatch);
         if (!r)
             sched_yield();
-        now_ns = prs_now_ns();
-        round_ns = now_ns - last_ns;
-        waited_ns += round_ns < 1000000ull * CLOSE_ROUND_MS ? round_ns : 1000000ull * CLOSE_ROUND_MS;
-        last_ns = now_ns;
     }
     prs_dispatch_cancel(&proxy->dispatch);
 }

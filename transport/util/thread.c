@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "transport/util/clock.h"
+#include "transport/util/patience.h"
 
-enum { EXIT_PATIENCE_MS = 1000, EXIT_NAP_NS = 50000 };
+enum { EXIT_PATIENCE_MS = 1000, EXIT_NAP_NS = 50000, EXIT_LOOK_NS = 10000000 };
 
 static bool exiting;
 static int at_work; /* threads between prs_work_begin() and prs_work_end() */
@@ -34,11 +34,11 @@ int prs_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), 
  * thread at work. */
 static void end_work(void)
 {
-    uint64_t give_up_ms = prs_clock_ms() + EXIT_PATIENCE_MS;
+    struct prs_patience patience = prs_patience_begin(EXIT_LOOK_NS);
     struct timespec nap = {0, EXIT_NAP_NS};
 
     __atomic_store_n(&exiting, true, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&at_work, __ATOMIC_SEQ_CST) && prs_clock_ms() < give_up_ms)
+    while (__atomic_load_n(&at_work, __ATOMIC_SEQ_CST) && !prs_patience_is_over(&patience, EXIT_PATIENCE_MS))
         nanosleep(&nap, NULL);
 }
 

@@ -17,13 +17,14 @@
 #include "transport/nic/ofi/completion.h"
 #include "transport/nic/ofi/link.h"
 #include "transport/nic/ofi/status.h"
-#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/util/patience.h"
 
 enum {
     SHARED_COMPLETIONS = 1 << 17, /* that may wait on an endpoint of all links */
     CHECK_MS = 20000,             /* only a provider that says nothing takes so long */
+    CHECK_LOOK_NS = 100000000,    /* see prs_patience_begin() */
     CHECK_BYTES = 5,
     CHECK_DATA = 0x600d,
     LANDING_BYTES = 4096,
@@ -223,7 +224,7 @@ static int try_data(struct prs_ofi_device *device)
     struct fi_rma_iov to = own_landing(device);
     struct prs_ofi_request request = {0};
     void *descriptor = prs_ofi_descriptor(device, prs_own_memory_local_key(&device->landing, 0));
-    uint64_t give_up_ns = prs_clock_ns() + CHECK_MS * 1000000ull;
+    struct prs_patience patience = prs_patience_begin(CHECK_LOOK_NS);
     uint8_t name[256];
     fi_addr_t self;
     int r = 0;
@@ -235,11 +236,11 @@ static int try_data(struct prs_ofi_device *device)
         r = (int)fi_writedata(endpoint->ep, device->landing.addr, CHECK_BYTES, descriptor,
                               (uint64_t)PRS_OFI_OWN_NUMBER << 32 | CHECK_DATA, self, to.addr + LANDING_BYTES / 2,
                               to.key, &request.space);
-    while (r == -FI_EAGAIN && prs_clock_ns() < give_up_ns);
+    while (r == -FI_EAGAIN && !prs_patience_is_over(&patience, CHECK_MS));
     while (!r && !(endpoint->own_done && endpoint->own_arrived)) {
         prs_ofi_read_completions(endpoint);
         sched_yield();
-        if (endpoint->broken || prs_clock_ns() > give_up_ns)
+        if (endpoint->broken || prs_patience_is_over(&patience, CHECK_MS))
             r = -FI_ETIMEDOUT;
     }
     return r;

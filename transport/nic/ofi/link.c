@@ -13,10 +13,10 @@
 #include "transport/nic/ofi/device.h"
 #include "transport/nic/ofi/ofi_nic.h"
 #include "transport/nic/ofi/status.h"
-#include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/util/patience.h"
 #include "transport/util/spin.h"
 
 enum {
@@ -26,7 +26,7 @@ enum {
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
     /* limit for requests of a link in flight on a shared endpoint: the provider completes them, or gives them up */
     STOP_MS = 5000,
-    STOP_ROUND_MS = 100, /* a longer round was mostly spent by other processes, so no more of it counts */
+    LOOK_NS = 100000000, /* of these times; see prs_patience_begin() */
     NUMBER_BYTES = 4,
 };
 
@@ -334,13 +334,13 @@ static void read_rest(struct prs_ofi_link *link, int most, int most_empty)
 static void read_all(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
-    uint64_t give_up_ns = prs_clock_ns() + FAIL_MS * 1000000ull;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
 
     do {
         prs_ofi_make_room(link);
         if (endpoint->broken || !prs_ofi_read_completions(endpoint))
             return;
-    } while (prs_clock_ns() < give_up_ns);
+    } while (!prs_patience_is_over(&patience, FAIL_MS));
     PRS_WARN("%s: the provider still reports completions %d ms after the endpoint was closed: nothing tells what has "
              "arrived",
              link->base.rail->info.name, FAIL_MS);
@@ -351,11 +351,11 @@ static void read_all(struct prs_ofi_link *link)
 static void await_failures(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
-    uint64_t give_up_ns = prs_clock_ns() + FAIL_MS * 1000000ull;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
 
     while (link->failed && link->unfinished && !link->broken && !endpoint->broken) {
         read_rest(link, LAST_READS, 1);
-        if (prs_clock_ns() > give_up_ns) {
+        if (prs_patience_is_over(&patience, FAIL_MS)) {
             PRS_WARN(
                 "%s: %u requests are still in flight %d ms after an earlier one has failed: nothing tells what has "
                 "arrived",
@@ -398,18 +398,15 @@ static void end_own(struct prs_ofi_link *link, bool failed)
 static void end_shared(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
-    uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
+    struct prs_patience patience = prs_patience_begin(LOOK_NS);
 
     while (link->in_flight && !endpoint->broken) {
-        uint64_t now_ns = prs_clock_ns(), round_ns = now_ns - last_ns;
         int reads = LAST_READS; /* between two yields, each of which may take long where the CPU is busy */
 
         do
             prs_ofi_uncrowd(endpoint); /* else nothing is read, and the endpoint would end for all links */
         while (prs_ofi_read_completions(endpoint) && link->in_flight && --reads);
-        waited_ns += round_ns < STOP_ROUND_MS * 1000000ull ? round_ns : STOP_ROUND_MS * 1000000ull;
-        last_ns = now_ns;
-        if (link->in_flight && waited_ns > STOP_MS * 1000000ull) {
+        if (link->in_flight && prs_patience_is_over(&patience, STOP_MS)) {
             PRS_WARN("%s: %u requests of a connection that ends are still in flight after %d ms: giving up the "
                      "endpoint, which all connections of the device share",
                      link->base.rail->info.name, link->in_flight, STOP_MS);

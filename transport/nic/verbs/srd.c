@@ -14,14 +14,15 @@
 
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/verbs_nic.h"
-#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/util/patience.h"
 
 enum {
     /* Limit for the requests of a connection that ends. A peer that answers completes them sooner, and EFA gives up on
      * a peer that does not answer. Only requests that wait for receives of a peer that does not poll take longer. */
     STOP_MS = 5000,
+    STOP_LOOK_NS = 100000000, /* see prs_patience_begin() */
 };
 
 /* ---- open, close ---- */
@@ -224,7 +225,7 @@ static uint32_t count_in_flight(const struct srd_link *link, const struct prs_sr
  * too, which is better than wrong bytes. */
 static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
 {
-    uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;
+    struct prs_patience patience = prs_patience_begin(STOP_LOOK_NS);
     bool alone;
 
     prs_srd_lock(qp);
@@ -234,7 +235,7 @@ static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
     while (count_in_flight(link, qp, &alone) && !alone && !qp->killed) {
         int taken = ibv_poll_cq(qp->cq, PRS_POLL_MOST, qp->wc);
 
-        if (prs_srd_take_completions(qp, taken, NULL, NULL, 0) < 0 || prs_clock_ns() > give_up_ns) {
+        if (prs_srd_take_completions(qp, taken, NULL, NULL, 0) < 0 || prs_patience_is_over(&patience, STOP_MS)) {
             PRS_WARN("%s: requests of a connection that ends are still in flight after %d ms: closing queue %u, which "
                      "others share",
                      link->base.rail->info.name, STOP_MS, qp->queue.number);
