@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """man.py PROGRAM VERSION: a manual page of a program, made of what its --help prints. Exit 1 when it prints none."""
+import os
 import pathlib
 import re
 import subprocess
@@ -32,7 +33,8 @@ def page(name, version, text):
 def main(program, version):
     try:
         done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-                              env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LC_ALL": "C.UTF-8"})
+                              env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LC_ALL": "C.UTF-8",
+                                   **{name: value for name, value in os.environ.items() if name.startswith("QEMU_")}})
     except OSError as e:
         sys.exit(f"man.py: {program}: {e.strerror}")
     except subprocess.TimeoutExpired:

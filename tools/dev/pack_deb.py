@@ -4,7 +4,8 @@
 
 Debian packages of a build folder whose prefix is /usr, one a row of PACKAGES that was built. Each file that Meson
 installs, but for the documents, goes into exactly one package. Dependencies come from dpkg-shlibdeps. DEBFULLNAME and
-DEBEMAIL name the maintainer, as for Debian's own tools."""
+DEBEMAIL name the maintainer, as for Debian's own tools. For another processor: dpkg-architecture -aarm64 -c pack_deb.py
+BUILD OUT."""
 import collections
 import email.utils
 import fnmatch
@@ -80,10 +81,15 @@ def take(everything, package, tree):
     return tree.exists()
 
 
+def host(what):
+    return run("dpkg-architecture", f"-qDEB_HOST_{what}").strip()
+
+
 def finish_files(tree):
+    strip = f"{host('GNU_TYPE')}-strip"
     for path in sorted(tree.rglob("*")):
         if is_elf(path):
-            run("strip", "--strip-unneeded", "--remove-section=.comment", "--remove-section=.note", path)
+            run(strip, "--strip-unneeded", "--remove-section=.comment", "--remove-section=.note", path)
             path.chmod(0o755 if "bin/" in str(path) or "libexec/" in str(path) else 0o644)
         elif path.match("man1/*.1"):
             path.with_name(path.name + ".gz").write_bytes(gzipped(path.read_bytes()))
@@ -103,8 +109,9 @@ def depends(tree, package, version):
         (debian / "control").write_text(f"Source: perseus\n\nPackage: {package.name}\nArchitecture: any\n")
         (debian / "shlibs.local").write_text(OWN.format(v=version))
         own = sorted({f"-l{path.parent}" for path in tree.parent.rglob("*.so.*")})
+        own.append(f"-l/usr/{host('GNU_TYPE')}/lib")  # of a cross compiler; the packages there name those of the target
         text = run("dpkg-shlibdeps", "-O", f"-x{package.name}", *own, *(f"-e{path}" for path in files), cwd=folder)
-    return text.strip().partition("=")[2]
+    return text.strip().partition("=")[2].replace(f":{host('ARCH')}", "")
 
 
 def documents(tree, package, version, maintainer, date):
@@ -158,7 +165,7 @@ def main(build, out):
     maintainer = "{} <{}>".format(os.environ.get("DEBFULLNAME", "The Perseus maintainers"),
                                   os.environ.get("DEBEMAIL", "perseus@users.noreply.github.com"))
     date = email.utils.formatdate(int(run("git", "-C", ROOT, "log", "-1", "--format=%ct")), localtime=False)
-    architecture = run("dpkg", "--print-architecture").strip()
+    architecture = host("ARCH")
     with tempfile.TemporaryDirectory() as folder:
         everything = pathlib.Path(folder, "everything")
         run("meson", "install", "-C", build, "--no-rebuild", "--quiet", env=dict(os.environ, DESTDIR=str(everything)))
