@@ -34,7 +34,7 @@ struct prs_path_times {
     float fused_us, unfused_us; /* for the most rows of the class; 0: unknown */
     float unfused_more;         /* factor by which to multiply the model's time of the unfused path; 0: unknown */
 };
-/* times: of PRS_TABLE_CLASSES classes. */
+/* Fills in times[PRS_TABLE_CLASSES], by class. */
 void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
                            const struct prs_table_found *found, struct prs_path_times *times);
 /* Whether the unfused path should be faster for so many rows, at most shape->m, on one node. Both can run the shape.
