@@ -70,7 +70,7 @@ static double link_ratio(const struct prs_gemm_shape *shape, const struct prs_pl
 struct way_times {
     double unfused, fused; /* us: launches, barriers, first stages, last stores */
     double inbox;          /* replaces `unfused` for sums by inboxes */
-    double not_hidden;     /* fused path: the part of the shorter of product and transfer that does not overlap */
+    double not_hidden;     /* fused path: the fraction of the shorter of product and transfer that is not hidden */
     double last_unit;      /* fused path: this fraction of a unit's time is added at the end */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
