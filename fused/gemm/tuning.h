@@ -49,8 +49,8 @@ bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t r
 void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
                       uint32_t clusters, const struct prs_gemm_tuning *t, double us[]);
 
-/* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of
- * those the most in one hop; 0: none. */
+/* Up to how many rows of the shape the unfused path adds up by inboxes (unfused/inbox.h), and up to how many of them in
+ * one hop; 0: none. */
 uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
 
