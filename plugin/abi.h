@@ -40,7 +40,7 @@ enum net_pointer { NET_PTR_HOST = 1, NET_PTR_CUDA = 2, NET_PTR_DMABUF = 4 };
 
 enum {
     NET_HANDLE_BYTES = 128,
-    NET_MAX_REQUESTS = 32,  /* times maxRecvs may be outstanding on one comm */
+    NET_MAX_REQUESTS = 32,  /* this many, times maxRecvs, may be outstanding on one comm */
     NET_DEVICE_HOST = 0,    /* netDeviceType of plugins that a CPU drives */
     NET_DEVICE_VERSION = 0, /* netDeviceVersion that goes with it */
     NET_UNDEFINED = -1,     /* traffic class, rail, plane, attributes */

@@ -34,13 +34,13 @@ struct gin_config_v13 {
 struct rma_config_v14 { /* v14 to v16 */
     int contexts, traffic_class, rank_stride;
 };
-/* The members that every version of the RMA configuration begins with. v17 is in no release that could be checked. Its
- * drafts differ in the members that follow: these say which ranks are used, which is not needed here. */
+/* The members with which every version of the RMA configuration begins. No release that we could check has v17. Its
+ * drafts differ in the members that follow, which say which ranks are used. The plugin does not need these. */
 struct rma_config {
     int contexts, traffic_class;
 };
 struct rma_properties_v16 {
-    /* A signal that has become visible makes all puts visible that the NICs had received before it, from any rank. */
+    /* When a signal is visible, so are all puts that the NICs had received before it, from any rank. */
     bool signal_flushes_all_puts;
 };
 static_assert(sizeof(struct gin_config_v13) == 20 && sizeof(struct rma_config_v14) == 12, "NCCL ABI");
@@ -152,7 +152,7 @@ struct rma_v14 {
 };
 
 #define RMA_TABLE_V15(create_fn)                                                                                       \
-    gin_connect_v11 *connect; /* a draft of v17 passes one more argument, which is for the caller to clean up */       \
+    gin_connect_v11 *connect; /* a draft of v17 passes one more argument, which the callee ignores */                  \
     create_fn *create_context;                                                                                         \
     GIN_TABLE_MEMORY(rma_reg_fn, rma_reg_dmabuf_fn);                                                                   \
     rma_put_v15 *iput;                                                                                                 \

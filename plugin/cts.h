@@ -45,7 +45,7 @@ static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, mas
 /* The keys of a registration as all its records have them. */
 struct cts_keys {
     uint64_t word[CTS_KEY_WORDS];
-    uint64_t label; /* what they add to cts_label() */
+    uint64_t label; /* their part of cts_label() */
     uint64_t check; /* cts_check_keys() */
 };
 
@@ -94,7 +94,8 @@ static inline void cts_keys_read(const struct cts_record *record, struct prs_key
     }
 }
 
-/* The word that holds tag, id, index and count. With four narrow stores, reading it back for the sum would stall. */
+/* The word that holds tag, id, index and count. It is stored at once: after four narrow stores, reading the word for
+ * the sum would stall. */
 static inline uint64_t cts_label(uint32_t tag, uint64_t sequence, uint32_t index, uint32_t count)
 {
     return tag | (sequence % PRS_NOTIFY_IDS) << 32 | (uint64_t)index << 48 | (uint64_t)count << 56;

@@ -113,8 +113,8 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
                        (info->mem_kinds & PRS_MEM_CUDA ? NET_PTR_CUDA : 0) |
                        (info->mem_kinds & PRS_MEM_DMABUF ? NET_PTR_DMABUF : 0),
         .reg_is_global = 1,
-        /* From sm90 on NCCL assumes that data is visible to the GPU once its completion is. That is true if the NIC
-         * writes in order. If not, only a read after the data proves it. */
+        /* From sm90 on NCCL assumes that data is visible to the GPU when its completion is. That is true if the NIC
+         * writes in order. If not, a read after the data is needed. */
         .force_flush = !info->in_order,
         .speed = (int)info->speed_mbps,
         .port = info->chip_port, /* NCCL takes devices of equal guid and port for one link, and shares its bandwidth */
@@ -158,8 +158,8 @@ static void describe_placeholder(void)
 }
 
 /* NCCL's protocols LL and LL128 poll flags among the data: 8 and 128 bytes must become visible at once or in order. A
- * rail that does not keep order (EFA's SRD) does not promise that, and no property tells NCCL so. But NCCL reads
- * NCCL_PROTO after init. */
+ * rail that does not keep order (EFA's SRD) does not guarantee that, and there is no property to tell NCCL so. So set
+ * NCCL_PROTO, which NCCL reads after init. */
 static void avoid_flags_in_data(const struct prs_rail_info *info)
 {
     const char *protocols = prs_env_text("NCCL_PROTO");
@@ -202,7 +202,8 @@ static int fill_table(void)
 static int open_devices(void)
 {
     const char *required = prs_env_text("PERSEUS_REQUIRED");
-    /* Also with a value such as "yes", which prs_fabric_open() refuses: such a job must not take another network. */
+    /* Any value but "0" counts, also one such as "yes", which prs_fabric_open() refuses: such a job must not use
+     * another network. */
     bool is_required = required && strcmp(required, "0");
     int r;
 

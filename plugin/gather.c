@@ -184,7 +184,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
             r = prs_peer_signal(peer, &g->flag, &signal);
         if (r <= 0)
             return r;
-        /* No room: under `counted` a late neighbour may owe credits for the steps of many ranks. */
+        /* No room: under `counted` a late neighbour may not have returned the credits for the steps of many ranks. */
         r = prs_team_progress(g->team, GATHER_CONTEXT);
         if (r >= 0)
             r = wait_more(g, &wait);

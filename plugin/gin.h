@@ -19,7 +19,7 @@ enum {
     GIN_CONNECT_MS = 60000, /* limit for connecting, which all ranks do at about the same time */
     /* limit for registering, which ranks may do later, since their programs may load or compile first */
     GIN_GATHER_MS = 1800000,
-    GIN_HOLD_NS = 500, /* the CTAs of a GPU signal one after the other, each by a write over PCIe */
+    GIN_HOLD_NS = 500, /* CTAs of a GPU write commands one after the other over PCIe: the next may come this soon */
     GIN_MAX_HELD = 16,
     GIN_PROMPT_BYTES = 8192, /* a put this long does not wait for others to share a doorbell */
 };
@@ -46,7 +46,7 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
-    uint32_t hold_ns;     /* used for sets whose caller does not say that more requests follow */
+    uint32_t hold_ns;     /* for sets whose caller does not say whether more requests follow */
     bool relaxed;         /* some rail registers data with relaxed ordering */
     bool signal_flushes;  /* as signal_flushes_all_puts of struct rma_properties_v16 */
     bool raises;          /* this process raises the signals that arrive */
@@ -93,7 +93,7 @@ struct gin_queue {
     struct gin_queue *next_waiting;   /* next queue with requests that wait */
     uint32_t context;                 /* of the team */
     uint32_t rank;
-    uint32_t groups; /* number used, for weak signals */
+    uint32_t groups; /* how many groups weak signals have used */
     bool waiting;
 };
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Signals that this process raises (policy `counted`, rails without atomics) may have arrived, but not been raised,
- * when their window is released. If one were raised later, its memory would be gone, and its peer would fail.
+ * when their window is released. If one were raised later, the memory of its word would be gone, and the peer would
+ * fail.
  *
- * A rank that releases a window knows that no rank still sends to it. Every signal is then done at its sender and
- * has arrived here, and only the thread that drives the sets has work left. That thread says when it has raised them
- * all. No other rank is asked. One thread at a time drives a set: a new one has called progress before the old one
- * releases memory. */
+ * A rank that releases a window knows that no rank still sends to it. Every signal is then done at its sender and has
+ * arrived here, and only the thread that drives the sets has work left. That thread says when it has raised them all.
+ * No other rank is asked. One thread at a time drives a set: a new one has called progress before the old one releases
+ * memory. */
 #include <errno.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -20,7 +21,7 @@ enum {
     /* limits if traffic never pauses: after both, signals older than the question have been raised */
     BUSY_ROUNDS = 1000,
     BUSY_MS = 100,
-    /* limit for a thread that lives, but hardly calls progress: it may itself wait for the one that releases memory */
+    /* limit for a thread that rarely calls progress: it may itself be waiting for the thread that releases memory */
     SLOW_MS = 2000,
     LOOK_NS = 1000000,
 };
@@ -67,7 +68,7 @@ static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
     pid_t driver = __atomic_load_n(&set->driver, __ATOMIC_RELAXED);
     struct prs_patience patience = prs_patience_begin(LOOK_NS);
 
-    if (first == set->gave_up_at) /* no thread has driven the set since then (0: or ever) */
+    if (first == set->gave_up_at) /* no thread has called progress since then (0: or ever) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {

@@ -83,7 +83,7 @@ static int post_data(struct gin_queue *queue, struct gin_request *request)
     default: {
         struct prs_put put = {.len_bytes = request->size, .group = request->group};
 
-        /* there is only a signal, or nothing: the data counts as done when the request is posted, in its order */
+        /* There is only a signal, or nothing. Requests are posted in order, so the data counts as done now. */
         if (!request->size) {
             request->data.status = 0;
             return 0;
@@ -152,7 +152,7 @@ static bool post_queue(struct gin_queue *queue)
 
         if (r > 0)
             return false;
-        if (r < 0) { /* this request fails, and so will those after it: each reports to its own caller */
+        if (r < 0) { /* this request fails, and so will later ones: each reports the error to its own caller */
             gin_fail(request->set->base.comm, r);
             if (!request->data_posted)
                 request->data.status = r;
@@ -205,10 +205,10 @@ static net_result start(struct gin_queue *queue, struct gin_request *request, bo
     request->data_posted = false;
     request->data.status = PRS_OP_PENDING;
     request->signal.status = request->has_signal ? PRS_OP_PENDING : 0;
-    if (!queue->first) /* else it comes after those that wait */
+    if (!queue->first) /* else it must wait behind earlier ones */
         r = post_request(queue, request);
     if (r < 0) {
-        /* If its data is in flight, the request stays, and its test returns the error. */
+        /* If its data is in flight, keep the request: its test returns the error. */
         if (!request->data_posted) {
             free_request(request);
             return gin_fail(request->set->base.comm, r);
@@ -224,10 +224,10 @@ static net_result start(struct gin_queue *queue, struct gin_request *request, bo
 }
 
 /* Whether new requests wait a moment (hold_ns) for more, to share a doorbell. NCCL up to 2.30 brings one request of a
- * rank at a time and calls progress after each; later versions say when more follow, and then hold_ns is 0. With a
- * doorbell each, the NIC would work on the first signal of a burst before the others reach it. A request to a rank with
- * nothing in flight was posted at once (prs_peer_put(), prs_peer_signal()), so a lone request never waits. Others wait
- * for GIN_MAX_HELD times hold_ns at most. */
+ * rank at a time and calls progress after each; later versions say when more follow, and then hold_ns is 0. If each
+ * signal of a burst had a doorbell of its own, the NIC would begin with the first before it knew of the others. A
+ * request to a rank with nothing in flight was posted at once (prs_peer_put(), prs_peer_signal()), so a single request
+ * never waits. Others wait for GIN_MAX_HELD times hold_ns at most. */
 static bool hold_back(struct gin_set *set)
 {
     uint32_t hold_ns = set->hold_ns;
@@ -399,7 +399,7 @@ net_result gin_request_progress(void *handle)
             return gin_fail(comm, r);
         handled += r;
     }
-    set->tested = NULL; /* the caller makes progress: its next test need not */
+    set->tested = NULL; /* progress was made now, so the next test need not make any */
     if (set->waiting)
         post_waiting(set);
     if (comm->raises)

@@ -5,7 +5,7 @@
 
 #include "plugin/comm.h"
 
-/* What the profiler has returned for each buffer of each request; NULL: it wants no events for it. */
+/* What the profiler has returned for each buffer of each request; NULL: the profiler wants no event for it. */
 struct profile_events {
     void *event[COMM_REQUESTS][COMM_MAX_RECVS];
 };

@@ -9,8 +9,8 @@
 #include "transport/util/error.h"
 
 enum {
-    /* Records in consecutive lazy writes. If these were all of the mirror, no irecv would find room, and no completion
-     * would ever make some. */
+    /* Records in consecutive lazy writes, at most. If they filled the mirror, no irecv would find room, and no
+     * completion would come to free any. */
     MAX_LAZY_RECORDS = CTS_RING / 4,
     OPCODE_WRITE_IMM = 1, /* IBV_WR_RDMA_WRITE_WITH_IMM, for NCCL's profiler */
 };

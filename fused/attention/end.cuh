@@ -17,7 +17,8 @@ template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_arg
         *arrival_at(args, 0, epoch, i) = 0;
     if (threadIdx.x == 0)
         *args.claims = {0, 0, 0, epoch};
-    /* Launches that said their rows before they began (plan_switch.cuh) are compared a second time here. */
+    /* Launches that announced their numbers of rows before they began (plan_switch.cuh) are compared a second time
+     * here. */
     if (!args.sync.alarm || *(volatile uint64_t *)&args.sync.words->said == 0)
         return;
     if (threadIdx.x >= 64)

@@ -18,8 +18,8 @@ enum {
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
-/* Positions of one head in a piece: a power of two, so that slabs are multiples of messages. row_bytes: of one position
- * of one head, of the wider tensor. */
+/* How many positions of one head make a piece: a power of two, so that slabs are multiples of messages. row_bytes:
+ * bytes of one position of one head, in the wider of the two tensors. */
 PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
 {
     uint32_t rows = PRS_ATTENTION_PUSH_BYTES / 128;
@@ -46,7 +46,7 @@ struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };
 
-/* What the loader tells the consumers of a block, with its keys. Striped attention only. */
+/* What the loader tells the consumers about a block, together with its keys. Striped attention only. */
 struct prs_attention_step {
     uint32_t position; /* of its first row */
     uint32_t flags;    /* enum prs_attention_step_flags */

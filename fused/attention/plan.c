@@ -246,8 +246,8 @@ static int take_length(struct prs_attention_plan *p, uint32_t seq)
     return r;
 }
 
-/* Numbers of the plan's needs. Staging: keys and values of the other ranks. Flags: arrival counters in two banks,
- * credits. */
+/* The needs of the plan (core/plan.h), by number. Staging: keys and values of the other ranks. Flags: arrival counters
+ * in two banks, credits. */
 enum { STAGING, FLAGS, SIGNALS, SWITCH };
 
 static int need_workspace(struct prs_attention_plan *p)

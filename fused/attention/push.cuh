@@ -219,7 +219,8 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
     p->pending = 1;
 }
 
-/* Counts a counterpart's rows, which are already here, for this rank's own loader. */
+/* Rows that a counterpart has put here are already in this rank's memory: only counts them, for this rank's own
+ * loader. */
 PRS_DEVICE void announce_message(const struct prs_attention_args &args, uint32_t epoch,
                                  const struct prs_attention_message &x)
 {

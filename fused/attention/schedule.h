@@ -154,8 +154,8 @@ struct prs_attention_walk {
     uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
 };
 
-/* One piece: consecutive steps of a task's walk through the keys, mostly all of them (deal.h deals out pieces). If a
- * task has several pieces, they are its parts, and have consecutive numbers among all parts. */
+/* One piece: consecutive steps of a task's walk through the keys, usually all of them (deal.h). The pieces of a task
+ * that was cut are its parts; they have consecutive numbers among all parts. */
 struct prs_attention_piece {
     struct prs_attention_task task;
     struct prs_attention_walk begin;
@@ -305,7 +305,8 @@ struct prs_attention_message {
     uint32_t slab, row, rows;
 };
 
-/* Position of the message's slice in the receiver's order; the relay slot comes after all others. */
+/* The position of the message's slice in the order in which the receiver reads slices. The relay slot comes after all
+ * slices. */
 PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     return way == 0 && distance == 0 ? s->place.world : way * s->place.local_ranks + distance;

@@ -7,7 +7,7 @@
 #include "fused/core/machine.h"
 #include "transport/util/error.h"
 
-/* bf16, on all SMs of an H200: the rate of cuDNN at head_dim 128 (21 November 2026), which is the aim here. */
+/* bf16, on all SMs of an H200: the rate of cuDNN at head_dim 128 (21 November 2026). These kernels should reach it. */
 static const double FLOPS_PER_US = 650e6;
 /* head_dim 64 reaches only this share, because exponentials limit it, not the tensor cores. */
 static const double HALF_HEAD_SHARE = 0.75;

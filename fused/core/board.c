@@ -144,7 +144,7 @@ bool prs_board_all_left(const struct prs_board *b)
     return true;
 }
 
-/* The first rank that has not come to a gathering; b->ranks: all have. */
+/* The first rank that has not come to gathering `number`; b->ranks if all have come. */
 static uint32_t find_missing(const struct prs_board *b, uint64_t number)
 {
     uint32_t i = 0;

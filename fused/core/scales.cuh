@@ -29,9 +29,9 @@ PRS_DEVICE uint32_t scaled_row(const struct scaled_tile &at, uint32_t second)
     return at_most(at.row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + second * 8, at.last_row);
 }
 
-/* Multiplies finished sums by the scales of their rows and columns. Several scales are loaded before the first is
- * used; loading them one by one took 2 us of a tile. An instance that keeps what is left of a tile has no registers
- * for more. */
+/* Multiplies finished sums by the scales of their rows and columns. Several scales are loaded before the first is used:
+ * loading them one by one took 2 us per tile. Instances that do not promote keep the rest of the previous tile in
+ * registers, so they have registers for only two scales at a time. */
 template <class E>
 PRS_DEVICE void scale_tile(const struct prs_scales &s, const struct scaled_tile &at, float (&d)[E::accumulators])
 {

@@ -53,7 +53,8 @@ int prs_symmetric_open(struct prs_fused *ctx);
  * now; 0: nothing is freed now, because that waits for the kernels of the device. No proxy may be open. */
 void prs_symmetric_close(struct prs_fused *ctx, uint32_t patience_ms);
 
-/* For prs_meet(): which holdings this rank has closed; and releases those that all ranks have. */
+/* For prs_meet(). The first says which holdings this rank has closed. The second releases those that all ranks have
+ * closed. */
 int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed);
 void prs_symmetric_release(struct prs_fused *ctx, const uint8_t *closed);
 

@@ -25,9 +25,9 @@ enum prs_awaited {
     PRS_AWAIT_CTAS = 19,  /* this rank's own CTAs */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
-    PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
-    PRS_FAULT_PATH = 68,      /* MoE: `from` runs several kernels where this rank runs one */
-    PRS_FAULT_BOUNDS = 69,    /* packed sequences; index: of a bound, want: the one before it, seen: the bound */
+    PRS_FAULT_ROWS = 67,   /* index: the most rows; want: what rows must be a multiple of; seen: the device's number */
+    PRS_FAULT_PATH = 68,   /* MoE: rank `from` runs several kernels, and this rank runs one */
+    PRS_FAULT_BOUNDS = 69, /* packed sequences; index: of a bound; want: the bound before it; seen: the bound */
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };
@@ -62,7 +62,7 @@ struct prs_fault {
     uint64_t waited_ns;
     /* 1: kernels shall give up, because the caller said so or the network has failed. Never reset to 0 */
     uint32_t abort;
-    uint32_t asked; /* 1: the caller said so. The host writes both of these */
+    uint32_t asked; /* 1: the caller asked for it. The host writes this word and the one before */
     /* May be found after the launch was told to give up; it is more precise. */
     struct prs_difference difference;
     /* Bit r: launches go on without rank r, which can write nothing any more (doc/decisions/0020). Written by the host;

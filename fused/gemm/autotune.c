@@ -29,7 +29,7 @@ struct trial {
     cudaEvent_t events[2];
 };
 
-/* What a rank reports about a candidate. */
+/* What a rank tells the others about a candidate. */
 struct heard {
     float ms; /* of one launch */
     uint32_t late;

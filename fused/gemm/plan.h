@@ -85,7 +85,7 @@ static inline bool prs_may_lack_product(const struct prs_gemm_shape *s)
            s->dtype != PRS_DTYPE_E4M3 && !s->lda && !s->ldb && !s->ldc;
 }
 
-/* Numbers of a plan's needs. */
+/* The needs of a plan (core/plan.h), by number. */
 enum prs_gemm_need {
     PRS_GEMM_STAGING,
     PRS_GEMM_FLAGS,

@@ -41,7 +41,7 @@ struct search {
     struct prs_table_found *found;
 };
 
-/* As one word of a line. */
+/* The name of the GPU as one word of a line. */
 static void gpu_word(const struct prs_fused *ctx, char word[sizeof(ctx->gpu)])
 {
     memcpy(word, ctx->gpu[0] ? ctx->gpu : "?", ctx->gpu[0] ? sizeof(ctx->gpu) : 2);
@@ -197,7 +197,7 @@ void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *sh
         search_file(&s, path);
 }
 
-/* The entry's path is the faster of the two. */
+/* The entry's path was the faster one. So the times count as equal if other_us is smaller. */
 float prs_table_ratio(const struct prs_gemm_tuning *t, double us, double other_us)
 {
     bool fused = t->path == PRS_GEMM_PATH_FUSED;

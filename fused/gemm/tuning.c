@@ -52,7 +52,7 @@ static double far_bytes(const struct prs_gemm_shape *shape, const struct prs_pla
 
 static double compute_us(const struct prs_gemm_shape *shape, uint32_t clusters)
 {
-    /* The tensor cores take as long for as many bytes. */
+    /* The tensor cores take the same time for the same number of bytes. */
     double flops_per_us = FLOPS_PER_US * 2 / prs_operand_bytes(shape);
     return prs_compute_us(2.0 * shape->m * shape->n * shape->k, flops_per_us, 2 * clusters);
 }
@@ -69,9 +69,9 @@ static double link_ratio(const struct prs_gemm_shape *shape, const struct prs_pl
  * case (test_tuning.c). */
 struct way_times {
     double unfused, fused; /* us: launches, barriers, first stages, last stores */
-    double inbox;          /* instead of unfused, for sums by inboxes */
-    double not_hidden;     /* fused path: product and transfer overlap; this part of the shorter one is not hidden */
-    double last_unit;      /* fused path: this part of a unit's time remains after everything else */
+    double inbox;          /* replaces `unfused` for sums by inboxes */
+    double not_hidden;     /* fused path: the fraction of the shorter of product and transfer that is not hidden */
+    double last_unit;      /* fused path: this fraction of a unit's time is added at the end */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
 /* From so many rows of all ranks on, the fused kernel was the faster path in these measurements whenever the model

@@ -34,7 +34,7 @@ struct prs_path_times {
     float fused_us, unfused_us; /* for the most rows of the class; 0: unknown */
     float unfused_more;         /* factor by which to multiply the model's time of the unfused path; 0: unknown */
 };
-/* times: of PRS_TABLE_CLASSES classes. */
+/* Fills in times[PRS_TABLE_CLASSES], by class. */
 void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
                            const struct prs_table_found *found, struct prs_path_times *times);
 /* Whether the unfused path should be faster for so many rows, at most shape->m, on one node. Both can run the shape.
@@ -49,8 +49,8 @@ bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t r
 void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
                       uint32_t clusters, const struct prs_gemm_tuning *t, double us[]);
 
-/* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of
- * those the most in one hop; 0: none. */
+/* Up to how many rows of the shape the unfused path adds up by inboxes (unfused/inbox.h), and up to how many of them in
+ * one hop; 0: none. */
 uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
 

@@ -35,9 +35,9 @@ struct prs_moe_far {
     uint32_t *tokens;    /* this rank's [b][i]: the token that is row i of those for the node at distance b */
     uint32_t *counters;  /* this rank's counts of rows and puts, on the way out and then back; zero between launches */
     uint8_t *forwarding; /* this rank's: the forwarding tables of a dispatch, [distance of the sender's node] */
-    uint32_t *near;      /* this rank's [expert here]: prs_route_near_blocks() of each expert */
+    uint32_t *near;      /* this rank's [expert here]: prs_route_near_blocks() */
     uint32_t message_window, relay_window, signal_window;
-    uint32_t back; /* parts of relay memory before those for the way back: 2 in a layer, else 0 */
+    uint32_t back; /* index of the first part of relay memory for the way back: 2 in a layer, else 0 */
 };
 
 /* What the CTAs of a rank claim and count. Zero between launches. */
@@ -51,7 +51,7 @@ struct prs_moe_claims {
     uint32_t units, deliveries, pushed, relayed, forwarded;
     /* Combine: deliveries added up for their senders, and this rank's tokens. `forwarded` counts relayed rows. */
     uint32_t returned, combined;
-    uint32_t left; /* CTAs that have ended */
+    uint32_t left; /* CTAs that have left the kernel */
 };
 
 struct prs_moe_args {
@@ -76,7 +76,7 @@ struct prs_moe_args {
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
-    uint32_t ends;       /* not 0: this kernel is the last of its launch. 2: and the launch has no routing */
+    uint32_t ends;       /* 0: other kernels of the launch follow; 1, or without routing 2: this one is the last */
 
     /* Combine: */
     const uint8_t *results;  /* rows of the experts */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which expert gets how many replicas, and on which ranks they lie: prs_moe_balance() in fused.h. On the host, without
- * a GPU.
+/* Which expert gets how many replicas, and on which ranks they lie: prs_moe_balance() in moe.h. On the host, without a
+ * GPU.
  *
- * Replicas: the next place goes to the expert with the largest load a replica. That is the divisor method of Adams,
- * which makes the largest load a replica as small as it can be (M. Balinski, H. P. Young: Fair Representation, 1982).
+ * Replicas: the next place goes to the expert with the largest load per replica. That is the divisor method of Adams,
+ * which makes the largest load per replica as small as possible (M. Balinski, H. P. Young: Fair Representation, 1982).
  *
  * Packing: replicas, heaviest first, each to the rank with the least load so far that has room and does not hold the
  * expert (longest processing time first; R. L. Graham: Bounds on Multiprocessing Timing Anomalies, SIAM Journal on

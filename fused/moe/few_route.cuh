@@ -132,8 +132,8 @@ template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &ar
 }
 
 /* ---- sending ---- */
-/* Tells every rank which experts the token goes to. A rank that gets no row of it waits for these words, too. Lane i
- * has the expert of choice i. */
+/* Tells every rank which experts the token goes to. All ranks wait for these words, also those that get no row of the
+ * token. Lane i has the expert of choice i. */
 PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t token,
                             uint32_t expert)
 {
@@ -347,7 +347,7 @@ PRS_DEVICE bool is_here(const struct prs_route *r, uint32_t expert)
     return expert != PRS_ROUTE_NONE && expert / r->experts_per_rank == r->place.rank;
 }
 
-/* Keeps the expert of every choice, and counts the rows of those here. */
+/* Keeps the expert of every choice, and counts the rows of the experts here. */
 PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     const struct prs_route *r = &args.moe.route;

@@ -153,7 +153,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
         float scale[2] = {0, 0}, of_weights = 0;
         if (!is_my_turn<E>(turn))
             continue;
-        if constexpr (E::scaled) /* all in flight while the stage is awaited */
+        if constexpr (E::scaled) /* loaded before the wait for the stage, which then hides the latency */
             of_weights = load_weight_scale(args, u, blocks, step);
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++)
@@ -166,7 +166,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
                 m.scales[stage * E::stage_scales + half * E::tile + lane] = scale[half];
         if constexpr (E::scaled) {
             store_weight_scale<E>(m, stage, of_weights);
-            fence_async_shared(); /* the copy engine may be next to write there */
+            fence_async_shared(); /* the copy engine may write there next */
         }
         __syncwarp();
         if (lane == 0)

@@ -23,8 +23,8 @@ struct prs_bootstrap {
 };
 
 /**
- * Collective: exchange results. Return 0 when all ranks gave 0; else this rank's own error, or that of the first rank
- * that failed, with a text that names the rank and `what` it was doing. */
+ * Collective: exchange results. Return 0 if all ranks passed 0. Otherwise return this rank's own result if it is an
+ * error, else that of the first rank that failed; the error text names that rank and `what` it was doing. */
 PRS_API int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const char *what);
 
 /**

@@ -2,13 +2,13 @@
 /**
  * Definitions that all public headers share.
  *
- * Time limits. A field `timeout_ms` is the limit of each single wait for another rank. 0: the default, which depends
- * on where the wait is. The host waits for things that the other side does at once, for example a connection. The
- * default there is PERSEUS_TIMEOUT_MS, else PRS_TIMEOUT_MS. A kernel waits for data that another rank may first have
- * to compute or load. The default there is PRS_KERNEL_TIMEOUT_MS.
+ * Time limits. A field `timeout_ms` is the limit of each single wait for another rank. 0 means the default. On the host
+ * it is the variable PERSEUS_TIMEOUT_MS, or PRS_TIMEOUT_MS if that is not set: there the other rank does its part at
+ * once, for example in making a connection. In a kernel it is PRS_KERNEL_TIMEOUT_MS: there the other rank may first
+ * have to compute or load the data.
  *
- * Growing. Structures of options, operands and results end in `reserved` words, which later versions turn into fields.
- * A caller sets them to 0, and a library refuses a word that is not 0, by the name of its structure. */
+ * Versions. Structures of options, operands and results end in `reserved` words, which later versions turn into fields.
+ * A caller sets them to 0. If one is not 0, the call fails, and the error text names the structure. */
 #ifndef PERSEUS_COMMON_H
 #define PERSEUS_COMMON_H
 

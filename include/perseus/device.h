@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Puts and signals that the threads of a kernel start. Everything here also compiles for the host, where a thread
- * stands for a block. device.cuh adds the same calls for a warp and for a block, which exist only on a GPU.
+ * Puts and signals that the threads of a kernel start. Everything here also compiles for the host, where one thread
+ * takes the place of a block. device.cuh adds the same calls for a warp and for a block, which exist only on a GPU.
  *
  * Memory is named by window and offset (heap.h, proxy.h). A window has the same size on every rank. A peer whose
  * windows are mapped here (same node) is reached by plain stores, any other by a command to the proxy of this rank.
  *
- * Order. A signal is seen only after the bytes of the puts of its group that were started before it. These are the
- * puts of the same thread, and those of threads that are ordered before it by an arrival counter or another
- * release/acquire chain. Puts are not ordered among each other. The data that a put reads must have been written by
- * the calling thread, or be ordered before the call by a barrier.
+ * Order. A signal becomes visible only after the bytes of the puts of its group that were started before it: by the
+ * same thread, or by threads that are ordered before it by an arrival counter or another release/acquire chain. Puts
+ * are not ordered among each other. The data that a put reads must have been written by the calling thread, or be
+ * ordered before the call by a barrier.
  *
  * Threads. Any number of threads may call any function at the same time, unless its comment says otherwise.
  *
@@ -55,8 +55,8 @@ struct prs_device_put {
     uint32_t group; /* signals of this group follow the put */
 };
 
-/** What prs_signal() does to a signal word of peer. Ranks of its node and ranks of others must not both add to a word:
- * their atomics do not exclude each other. */
+/** What prs_signal() does to a signal word of peer. Ranks of the peer's node and ranks of other nodes must not add to
+ * the same word: GPU atomics and NIC atomics are not atomic with respect to each other. */
 struct prs_device_signal {
     uint64_t offset; /* of a 64-bit word, 8-byte aligned, in a window made for signals */
     uint64_t value;
@@ -153,8 +153,8 @@ struct prs_wait {
     uint32_t looks;      /* reads of the awaited word */
 };
 
-/** Call it after reading an awaited word in vain. kind, index, want and have are for the report. Return 0 to read
- * again, or the error that ends the wait. */
+/** Call it when the awaited word does not have its value yet. kind, index, want and have are for the report. Return 0
+ * to read the word again, or the error that ends the wait. */
 PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, enum prs_wait_kind kind, uint64_t index,
                          uint64_t want, uint64_t have)
 {
@@ -201,8 +201,8 @@ PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, ui
     return 0;
 }
 
-/** Claim count consecutive positions, from *first on, and wait until their slots are free. Every claimed position must
- * be written. Return 0 or the error. */
+/** Claim count consecutive positions, from *first on, and wait until their slots are free. The caller must write every
+ * claimed position. Return 0 or the error. */
 PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t *first)
 {
     uint64_t need;
@@ -295,8 +295,8 @@ PRS_HD int prs_device_check_signal(const struct prs_device *dev, const struct pr
     return 0;
 }
 
-/** Copy the part of thread `index` of `count` threads that copy together: 16 bytes at a time where both ends allow
- * it. */
+/** Copy this thread's part, if `count` threads copy together and this one is number `index`. On a GPU it copies 16
+ * bytes at a time if both addresses are aligned. */
 PRS_HD void prs_copy_part(void *dst, const void *src, uint64_t bytes, uint32_t index, uint32_t count)
 {
     char *to = (char *)dst;
@@ -329,7 +329,7 @@ PRS_HD void prs_signal_mapped(uint64_t *word, const struct prs_device_signal *si
 /* ---- thread-wide calls ---- */
 
 /**
- * Start a put; waits at most for a free slot of the ring. *ticket (may be NULL) is for prs_flush(): once that has
+ * Start a put; waits only if the ring has no free slot. *ticket (may be NULL) is for prs_flush(): once that has
  * returned 0 the source may be written again and the bytes are at the peer. A mapped peer has the bytes when it sees
  * the next signal. */
 PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *put, uint64_t *ticket)
@@ -388,7 +388,7 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
 }
 
 /** Start a put and its signal, to the same peer. Their slots are claimed together, so that no command comes between
- * them. *ticket as for prs_put(), of both. */
+ * them. *ticket as for prs_put(); it stands for both. */
 PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_put *put,
                           const struct prs_device_signal *signal, uint64_t *ticket)
 {
@@ -419,8 +419,8 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
 }
 
 /**
- * Wait until everything up to a ticket is complete: sources may be written again, bytes are at the peer, signals are
- * handed over. Only the receiver of a signal knows when it is seen: under the policy counted the receiver raises it. */
+ * Wait until all commands up to a ticket are complete: sources may be written again, bytes are at the peer, and signals
+ * have reached it. A signal may become visible later, since under the policy `counted` the receiver's CPU raises it. */
 PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
 {
     int r = prs_device_error(dev);
@@ -437,8 +437,8 @@ PRS_HD int prs_quiet(const struct prs_device *dev)
 /** How prs_wait_signal() compares the word with the value: greater or equal, equal, not equal. */
 enum prs_compare { PRS_COMPARE_GE = 0, PRS_COMPARE_EQ = 1, PRS_COMPARE_NE = 2 };
 
-/** Wait until a signal word of this rank compares true with value. Then the bytes of the puts that it follows may be
- * read. */
+/** Wait until the comparison of a signal word of this rank with value is true. Then the bytes of the puts before that
+ * signal may be read. */
 PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, enum prs_compare compare, uint64_t value)
 {
     struct prs_wait wait = {0, 0};
@@ -457,8 +457,9 @@ PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, e
 /* ---- arrival counters: the last of n arrivals sends the signals of all ---- */
 
 /**
- * An arrival counter, in device memory: shared by the threads that put to one group and signal it together. Each round
- * has `expected` arrivals. Counters only grow, so that rounds need no reset and a captured graph can be replayed. */
+ * An arrival counter, in device memory. The threads whose puts are in one group share it, so that the last of them
+ * sends the signals of all. Each round has `expected` arrivals. Counters only grow, so that rounds need no reset and a
+ * captured graph can be replayed. */
 struct prs_arrival_counter {
     uint64_t deposited;                /* arrivals that have begun */
     uint64_t arrived;                  /* arrivals whose puts are all started and whose signal is in signals[] */
@@ -503,8 +504,8 @@ PRS_HD int prs_arrival_counter_flush(const struct prs_device *dev, struct prs_ar
 
 /**
  * Arrive: this thread has started its puts of the round, and its signal is to be sent with those of the others. Waits
- * only while the signals of the previous round are being sent. The last arrival sends all signals. Return 1 to it, 0 to
- * the others, or the error. */
+ * only while the signals of the previous round are being sent. The last thread to arrive sends all signals. Return 1 to
+ * that thread, 0 to the others, or the error. */
 PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_arrival_counter *counter,
                                       const struct prs_device_signal *signal)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The context of fused kernels for Hopper GPUs: matrix products (gemm.h), MoE (moe.h) and attention (attention.h),
- * each fused with its communication. A launch is a few kernels in which every SM computes while data travels; ranks of
- * one node reach each other's memory over NVLink, nodes are connected by RDMA.
+ * The context of fused kernels for Hopper GPUs: matrix products (gemm.h), MoE (moe.h) and attention (attention.h), each
+ * fused with its communication. A launch is a few kernels in which every SM computes while data travels. Ranks of one
+ * node reach each other's memory over NVLink; between nodes data travels by RDMA.
  *
  * Terms. W = world, the number of ranks; one rank = one GPU. A node holds up to PRS_MAX_LOCAL_RANKS ranks, and all
- * nodes hold as many. All matrices are row-major; sums are fp32 on a rank.
+ * nodes hold the same number. All matrices are row-major. On a rank, sums are computed in fp32.
  *
- * Calls. Each family has plans, made of a shape and of a tuning (NULL, or fields that are 0: the plan chooses), and
- * launches: prs_<family>_...(plan, operands, stream).
+ * Calls. Each family has plans and launches. A plan is made from a shape and a tuning; where the tuning is NULL, or a
+ * field of it is 0, the plan chooses. Launches are prs_<family>_...(plan, operands, stream).
  *
  * Launches. A launch is enqueued on `stream` and the call returns. Every rank must launch a plan the same number of
  * times, at any relative timing, without host synchronisation in between. A launch may be captured into a CUDA graph
@@ -16,11 +16,11 @@
  * The struct of operands is copied. -EINVAL: a wrong pointer or size. -EIO: CUDA refuses the launch. If an earlier
  * launch on this context has failed, its error is returned, and results are not valid (see prs_fused_poll_error()).
  *
- * The launches of a context run one after the other on each rank, in one stream or with events between streams,
- * because plans share memory; and all ranks enqueue them in the same order, like calls on an NCCL communicator. To let
- * launches overlap, open a context for each.
+ * The launches of a context run one after the other on each rank, in one stream or with events between streams, because
+ * plans share memory; and all ranks enqueue them in the same order, like calls on an NCCL communicator. To let launches
+ * overlap, open a context for each.
  *
- * Returns. 0 or -errno. An error is logged where it is found; prs_fused_error_text() returns the text.
+ * Returns. 0 or -errno. The function that finds an error logs it; prs_fused_error_text() returns the text.
  *
  * Threads. A context and its plans must be used by one thread at a time, except for prs_fused_poll_error() and
  * prs_fused_abort(). Different contexts are independent; ranks may be threads of one process or processes of one host.
@@ -31,8 +31,9 @@
  *
  * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. If
  * there is room, opening a plan costs one allgather, no cudaMalloc() and no synchronisation of the device. Closing a
- * plan and freeing memory are local and wait for nobody. The memory can be used again when all ranks have closed it,
- * which they learn in the next collective call, and goes back to CUDA when the context is closed.
+ * plan and freeing memory are local and wait for nobody. The memory of a plan or allocation can be used again when all
+ * ranks have released it, which they learn in the next collective call. It goes back to CUDA when the context is
+ * closed.
  *
  * Ownership. Plans and symmetric memory belong to their context and must be released before it, by their own calls.
  * What a caller passes in structs is copied; buffers of a launch must stay until it is done in stream order.
@@ -74,9 +75,9 @@ struct prs_fused_config {
 };
 
 /** *Collective.* -ENODEV: no Hopper GPU, or several nodes and no RDMA device. -EXDEV: a peer's memory cannot be mapped.
- * -EOPNOTSUPP: several nodes, and `sleeps`. -EINVAL: also for nodes of unequal size, and for nodes whose ranks are not
- * consecutive. Ranks that differ in the version of the library, in `sleeps`, in the name of their GPU or in the SMs
- * that they may use are -EINVAL, too. -ETIMEDOUT: a rank cannot be reached; the text names it. -ENOMEM, -EIO. */
+ * -EOPNOTSUPP: several nodes, and `sleeps`. -EINVAL: also for nodes of unequal size, for nodes whose ranks are not
+ * consecutive, and for ranks that differ in the version of the library, in `sleeps`, in the name of their GPU or in the
+ * SMs that they may use. -ETIMEDOUT: a rank cannot be reached; the text names it. -ENOMEM, -EIO. */
 PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out);
 /** Plans and symmetric memory of the context must have been released, and none of its launches may run. NULL does
  * nothing.
@@ -91,13 +92,13 @@ PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
  * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank, unless shape.c_anywhere
- * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations
- * in a context. A plan of a product without a tuning of the caller's may count as up to 7 (gemm.h). */
+ * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
+ * a context. A plan of a product that was opened without a tuning may count as up to 7 plans (gemm.h). */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
-/** *Collective.* Use memory of the caller's that all ranks of the node have mapped: for example a buffer of torch's
- * symmetric memory, VMM handles, or a part of NVSHMEM's heap. at[i] is the address at which kernels of this rank reach
- * the memory of the node's i-th rank, in rank order, this rank included. It is 16-byte aligned; `bytes` is the same on
- * all ranks. Results of ALLREDUCE may then lie there. The memory stays the caller's. Give it up with
+/** *Collective.* Lets kernels use memory of the caller that all ranks of the node have mapped: for example a buffer of
+ * torch's symmetric memory, VMM handles, or a part of NVSHMEM's heap. at[i] is the address at which kernels of this
+ * rank reach the memory of the node's i-th rank, in rank order, this rank included. It is 16-byte aligned; `bytes` is
+ * the same on all ranks. Results of ALLREDUCE may then lie there. The memory stays the caller's. Give it up with
  * prs_fused_free(ctx, at[own]), after which the caller may unmap and free it on one node. Several nodes: the memory is
  * registered with the network too, and must stay until a collective call after which all ranks have given it up.
  * -EINVAL, -ENOMEM; several nodes: -ENOTSUP, -EIO when it cannot be registered. */
@@ -112,7 +113,7 @@ enum prs_activation {
     PRS_ACTIVATION_NONE = 0,
     PRS_ACTIVATION_RELU = 1,
     PRS_ACTIVATION_GELU = 2,      /**< x * (1 + erf(x / sqrt(2))) / 2 */
-    PRS_ACTIVATION_GELU_TANH = 3, /**< its approximation by tanh */
+    PRS_ACTIVATION_GELU_TANH = 3, /**< the approximation of GELU by tanh */
     PRS_ACTIVATION_SILU = 4       /**< x / (1 + exp(-x)) */
 };
 
@@ -120,12 +121,13 @@ enum prs_activation {
 enum prs_dtype {
     PRS_DTYPE_DEFAULT = 0, /**< the default in the comment of the field */
     PRS_DTYPE_BF16 = 1,
-    PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; larger numbers than 65504 round to infinity */
+    PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; numbers beyond 65504 become infinite */
     PRS_DTYPE_FP32 = 3,
     PRS_DTYPE_E4M3 = 4 /**< FP8, as OCP defines it: up to 448, no infinity; A and B of scaled products (gemm.h) */
 };
 
-/** Which numbers of A and B share a scale. A number of type e4m3 stands for itself times its scale; scales are fp32. */
+/** Which numbers of A and B share a scale. The value of an element is its e4m3 number times its scale; scales are
+ * fp32. */
 enum prs_scaling {
     PRS_SCALING_NONE = 0,
     /** One for A, one for B. ALLGATHER: A's scale is the same on all ranks. */
@@ -137,9 +139,9 @@ enum prs_scaling {
 
 /** What moves data that all ranks get: the blocks of an all-gather, the keys and values of attention.
  *
- * Copy engines move one piece after the other, to one rank after the other. Each piece and rank takes some 3 us of host
- * time, two or three times, while the kernel runs. They work inside one node only, and not where two ranks share a GPU,
- * because copies from a GPU to itself are kernels. CTAs push the data themselves, everywhere. */
+ * Copy engines move one piece after the other, to one rank after the other. Each piece to each rank takes two or three
+ * calls of some 3 us on the host, while the kernel runs. Copy engines work inside one node only, and not if two ranks
+ * share a GPU, because copies from a GPU to itself are kernels. CTAs push the data themselves, everywhere. */
 enum prs_mover { PRS_MOVED_BY_COPY_ENGINES = 1, PRS_MOVED_BY_CTAS = 2 };
 
 /* ---- errors and statistics ---- */
@@ -177,20 +179,21 @@ PRS_API const char *prs_fused_error_text(void);
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
 
 /** For a watchdog: gives up at once instead of at timeout_ms. Does not block; from any thread, at any time before
- * prs_fused_close(). Kernels of this rank that wait for another rank, now or later, end within some milliseconds, their
- * results are not valid, and no more are launched: prs_fused_poll_error() says -ECANCELED and, if a kernel waited, for
- * which rank. Ranks of the same node whose kernels wait end with it; every other rank needs a call of its own. */
+ * prs_fused_close(). Kernels of this rank that wait for another rank, now or later, end within some milliseconds. Their
+ * results are not valid, and nothing more is launched. prs_fused_poll_error() returns -ECANCELED and, if a kernel
+ * waited, names the rank for which it waited. Waiting kernels of other ranks of the same node end, too; every other
+ * rank needs a call of its own. */
 PRS_API void prs_fused_abort(struct prs_fused *ctx);
 
 /** Ranks of this node that can write nothing any more: their processes have ended, or they have closed their contexts.
  * Bit r stands for rank r. 0 with several nodes. Does not block; from any thread. */
 PRS_API uint64_t prs_fused_lost(const struct prs_fused *ctx);
-/** Layers of MoE as one kernel (PRS_MOE_PATH_ONE) continue without these ranks, including running launches and captured
- * graphs: a choice of one of their experts counts as a choice of an absent expert (prs_moe_status). The call affects
- * this rank only, so every rank that continues must make it. A launch that waits ends within milliseconds; its tokens
- * may lack a part of a lost expert's result. All other launches, and collective calls, are refused from then on
- * (-ECANCELED). Closing the context waits for no rank. A rank comes back in a new context. Does not block, and makes
- * no call of CUDA; from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
+/** MoE layers that run as one kernel (PRS_MOE_PATH_ONE) continue without these ranks, including running launches and
+ * captured graphs: a choice of one of their experts counts as a choice of an absent expert (prs_moe_status). The call
+ * affects this rank only, so every rank that continues must make it. A launch that waits ends within milliseconds; its
+ * tokens may lack a part of a lost expert's result. All other launches, and collective calls, are refused from then on
+ * (-ECANCELED). Closing the context waits for no rank. A rank comes back in a new context. Does not block, and makes no
+ * call of CUDA; from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
 PRS_API int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks);
 
 /** Device memory of this rank's context. */
@@ -203,7 +206,8 @@ struct prs_fused_memory {
     uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
-/** The memory of a plan is known once it is open. A server that opens all plans first takes no more memory later. */
+/** Fills in *memory. A plan takes its memory when it is opened: a server that opens all plans first takes no more
+ * memory later. */
 PRS_API void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memory);
 
 /** *Collective*, of a context that was opened with `sleeps`. Gives the device memory of the context back to CUDA, so
@@ -212,17 +216,17 @@ PRS_API void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memo
  * content, by a copy in host memory. Data that a launch left in a plan for a later call is lost: rows of a dispatch
  * that was not combined, and what gradients need of a forward pass. Imported memory stays as it is.
  *
- * Waits for all work of the device, and then for the other ranks, for timeout_ms at most. -ETIMEDOUT: a rank, which
- * the text names, did not make the call; then no rank is asleep. -EALREADY: it is asleep. -EOPNOTSUPP: opened without
- * `sleeps`. -ENOMEM: no host memory. The error of an earlier launch, when one has failed.
+ * Waits for all work of the device, and then for the other ranks, for timeout_ms at most. -ETIMEDOUT: a rank, which the
+ * text names, did not make the call; then no rank is asleep. -EALREADY: the context is asleep already. -EOPNOTSUPP:
+ * opened without `sleeps`. -ENOMEM: no host memory. If an earlier launch has failed, its error.
  *
- * Until prs_fused_wake() launches and collective calls are refused (-EBUSY). A graph with launches of this context
- * must not be replayed, and symmetric memory of it must not be touched: both fault. Plans, memory and the context may
- * be closed. */
+ * Until prs_fused_wake() launches and collective calls are refused (-EBUSY). A graph with launches of this context must
+ * not be replayed, and symmetric memory of it must not be touched: both fault. Plans, memory and the context may be
+ * closed. */
 PRS_API int prs_fused_sleep(struct prs_fused *ctx);
-/** *Collective.* Takes the memory again. -ENOMEM: some rank, which the text names, has not enough free memory; all
- * ranks are then still asleep, and may try again. -ETIMEDOUT, likewise: a rank did not make the call. -EINVAL: it is
- * not asleep. */
+/** *Collective.* Allocates the memory again. -ENOMEM: a rank, which the text names, has not enough free memory.
+ * -ETIMEDOUT: a rank did not make the call. After both errors all ranks are still asleep, and may try again. -EINVAL:
+ * the context is not asleep. */
 PRS_API int prs_fused_wake(struct prs_fused *ctx);
 
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */

@@ -10,20 +10,21 @@
  *
  * B may instead be given as [n, k], its transpose, which is how torch.nn.Linear keeps weights.
  *
- * Sums. A rank's partial product is rounded to shape.sum_dtype once, to be sent; the owner adds its own fp32 sum and
- * the others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
+ * Sums. A rank rounds its partial product to shape.sum_dtype once, and sends it. The owner adds its own fp32 sum and
+ * those of the others in a fixed order, and rounds once more. The same inputs, shape and tuning always give the same
+ * bits.
  *
- * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A
- * rank multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
- * different scales. The unfused path needs an n and a k that are multiples of 16, with scales of blocks an n of 128.
- * With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its scales are the
- * A and scale_a of a product with PRS_SCALING_BLOCKS.
+ * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
+ * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
+ * different scales. The unfused path needs n and k that are multiples of 16; with PRS_SCALING_BLOCKS n must be a
+ * multiple of 128. With c_dtype e4m3 the launch quantises C: the fused path from fp32 sums, the unfused path from sums
+ * rounded to bf16. C and its scales can then be A and scale_a of a product with PRS_SCALING_BLOCKS.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  *
- * Norm. With shape.norm a launch also writes the rows of C divided by their root mean square, which the next layer of
- * a transformer reads, and C is its residual stream. On one node, and for few rows, the kernel that adds up over the
- * ranks does it, before the sum is rounded.
+ * Norm. With shape.norm a launch also writes the rows of C divided by their root mean square, which the next layer of a
+ * transformer reads, and C is its residual stream. On one node, for few rows, the kernel that adds up the sums of the
+ * ranks also computes the norm, before the sum is rounded.
  *
  * No product. With k = 0 a REDUCE_SCATTER or ALLREDUCE adds up existing rows: A is [m, n], and there is no B.
  */
@@ -38,15 +39,15 @@ extern "C" {
 
 enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
 
-/** What is computed from finished rows of C, in addition to C: the row / sqrt(mean(row^2) + eps), times a weight for
- * each column. */
+/** What a launch computes from finished rows of C, in addition to C. RMS: row / sqrt(mean(row^2) + eps), times a weight
+ * for each column. */
 enum prs_norm { PRS_NORM_NONE = 0, PRS_NORM_RMS = 1 };
 
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_gemm_shape {
     enum prs_gemm_op op;
-    /** W divides m for REDUCE_SCATTER and ALLGATHER. k may be 0 for REDUCE_SCATTER and ALLREDUCE, but not of e4m3 or
-     * gated: A is then [m, n], of sum_dtype, without gaps, and the rank adds A itself to the sum. */
+    /** For REDUCE_SCATTER and ALLGATHER, m is a multiple of W. k may be 0 for REDUCE_SCATTER and ALLREDUCE that are
+     * neither e4m3 nor gated: A is then [m, n], of sum_dtype, without gaps, and the rank adds A itself to the sum. */
     uint32_t m, n, k;
     uint32_t b_transposed; /**< B is [n, k] */
     uint32_t activation;   /**< enum prs_activation */
@@ -60,22 +61,23 @@ struct prs_gemm_shape {
     /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks
      * then store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
-    /** enum prs_dtype, each apart; the kernels have no other combinations. dtype: of A, B, bias and gathered. Default:
-     * bf16; fp16; e4m3, with a bias of bf16. sum_dtype: of partial sums that travel between ranks. Default: as dtype;
-     * bf16 for e4m3. c_dtype: of C and residual. Default: as sum_dtype. fp32: for weight gradients and logits; with
-     * residual = C a launch adds to C. The plan takes the unfused path. Not for an ALLREDUCE between nodes. e4m3: of
-     * ALONE and ALLGATHER where dtype is e4m3, without a norm or residual; 128 divides the columns of C. */
+    /** Each is an enum prs_dtype. No combinations but these exist. dtype: of A, B, bias and gathered: bf16 (default),
+     * fp16, or e4m3 (with a bias of bf16). sum_dtype: of partial sums that travel between ranks: as dtype (default),
+     * and bf16 for e4m3. c_dtype: of C and residual: as sum_dtype (default), fp32 or e4m3. fp32 is for weight gradients
+     * and logits; with residual = C a launch adds to C; the plan takes the unfused path; not for an ALLREDUCE between
+     * nodes. e4m3 is for ALONE and ALLGATHER of dtype e4m3, without a norm or residual; the columns of C are a multiple
+     * of 128. */
     uint32_t dtype, sum_dtype, c_dtype;
     uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
      * promoted to fp32 every 128 of k. Between nodes the fused path promotes them anyway. Not with
      * PRS_SCALING_BLOCKS. */
     uint32_t fast_accumulation;
-    /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144. Roundings. Where one
-     * kernel adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of sums, ALLREDUCE of so
-     * few rows that every rank adds up all of them), sums are normalised as they are, in fp32: C, `normed` and
-     * `quantised` are then rounded once each. Otherwise a further kernel reads C, so `normed` and `quantised` are
-     * computed from rounded numbers. All ranks of an ALLREDUCE get the same bits. */
+    /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144. Roundings. If one kernel
+     * adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of sums, ALLREDUCE of so few rows
+     * that every rank adds up all of them), the norm is computed from fp32 sums: C, `normed` and `quantised` are
+     * rounded once each. Otherwise another kernel reads C, so `normed` and `quantised` are computed from rounded
+     * numbers. All ranks of an ALLREDUCE get the same bits. */
     uint32_t norm;
     /** A hint: launches have at least so many rows. Launches with fewer rows give right results, but may be slower. The
      * same on all ranks. */
@@ -89,7 +91,7 @@ enum prs_gemm_path { PRS_GEMM_PATH_AUTO = 0, PRS_GEMM_PATH_FUSED = 1, PRS_GEMM_P
  * the other. PRS_GEMM_UNPACED: as many slabs as its buffers hold; ALLGATHER: to all ranks at once. */
 enum prs_gemm_pace { PRS_GEMM_UNPACED = 1, PRS_GEMM_PACED = 2 };
 
-/** A field that is 0 is chosen by the plan. The same on all ranks. */
+/** The plan chooses each field that is 0. All ranks pass the same values. */
 struct prs_gemm_tuning {
     uint32_t path;     /**< enum prs_gemm_path */
     uint32_t clusters; /**< pairs of SMs that work, at most half the SMs */
@@ -112,9 +114,9 @@ struct prs_gemm_info {
     uint64_t workspace_bytes;      /**< device memory on this rank in addition to A, B and C, of this plan alone */
     uint64_t sent_bytes;           /**< per launch over NVLink, from this rank */
     uint64_t far_bytes;            /**< per launch to other nodes, from this rank */
-    /** The time that a model predicts. Fused: the start of the pipeline, plus the longer of compute and communication.
-     * Unfused: their sum. ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. If a
-     * near shape was measured: its measured time, scaled by the ratio of m n k. */
+    /** The time that a model predicts. Fused: the start of the pipeline, plus the longer of compute time and
+     * communication time. Unfused: their sum. ALLGATHER on one node: a simulation of the schedule, or an estimate if
+     * CTAs push. If a near shape was measured: its measured time, scaled by the ratio of m n k. */
     double predicted_us;
     const char *reason;    /**< where the tuning comes from, or why the path was chosen; static text */
     uint64_t shared_bytes; /**< device memory that it shares with other plans of the context, counted in each of them */
@@ -127,12 +129,12 @@ struct prs_gemm_plan;
  * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
  * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
- * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says
- * what was chosen, and why. With tuning NULL, on one node, a plan has both paths if the other one is faster for some
- * numbers of rows, and each launch takes the path that is faster for its rows. That is decided by what was measured
- * for the nearest shapes of shape.m rows, of half as many, and so on; between two of these by both, and below them by
- * the model. On the fused path a launch takes the tuning that was measured for the nearest of these numbers of rows.
- * -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+ * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
+ * was chosen, and why. With tuning NULL, on one node, a plan has both paths if the second one is faster for some
+ * numbers of rows, and each launch takes the path that is faster for its rows. The decision uses the measurements of
+ * the nearest shapes with shape.m rows, half as many, and so on: between two of these numbers both measurements, and
+ * below all of them the model. On the fused path a launch takes the tuning that was measured for the nearest of these
+ * numbers of rows. -EINVAL: no path can run the shape, or the path in the tuning cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
@@ -156,10 +158,10 @@ struct prs_gemm_operands {
      * of B for example; or NULL. */
     void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and the transfers are then as for a shape of m
-     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path
-     * the kernels of a node compare it, and the plan: prs_fused_poll_error() returns -EINVAL where ranks differ, and
-     * nothing more is launched. On the unfused path, and if the ranks' rows belong to different paths, differences are
-     * not found. */
+     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path the
+     * kernels of a node compare the number and the plan: if ranks differ, prs_fused_poll_error() returns -EINVAL, and
+     * nothing more is launched. On the unfused path, and if ranks take different paths because their numbers of rows
+     * differ, differences are not found. */
     uint32_t m;
     /** NULL, or device memory from which the kernel reads the number of rows M when it starts, so that a captured graph
      * serves any M. The field m is then 0, and the plan takes the fused path. A and C have the size for shape.m rows,
@@ -169,21 +171,20 @@ struct prs_gemm_operands {
      * between nodes. Otherwise nothing is computed, and prs_fused_poll_error() returns -EINVAL. */
     const uint32_t *m_on_device;
     /** e4m3 only, else NULL. Device memory, 16-byte aligned (PRS_SCALING_TENSOR: 4-byte). Zero, infinite and
-     * not-a-number scales have the effect that IEEE says.
-     * PRS_SCALING_TENSOR: one each. PRS_SCALING_ROWS: scale_a [rows of A on this rank], scale_b [n].
-     * PRS_SCALING_BLOCKS: scale_a [k / 128][rows of A], rows contiguous, scale_a_pitch floats from one block of k to
-     * the next; scale_b [ceil(n / 128)][k / 128], as checkpoints have it. ALLGATHER: the scales of A travel with its
-     * rows, but are not part of `gathered`. */
+     * not-a-number scales have the effect that IEEE 754 defines. PRS_SCALING_TENSOR: one each. PRS_SCALING_ROWS:
+     * scale_a [rows of A on this rank], scale_b [n]. PRS_SCALING_BLOCKS: scale_a [k / 128][rows of A], rows contiguous,
+     * scale_a_pitch floats from one block of k to the next; scale_b [ceil(n / 128)][k / 128], as checkpoints have it.
+     * ALLGATHER: the scales of A travel with its rows, but are not part of `gathered`. */
     const float *scale_a, *scale_b;
     /** A multiple of 4. 0: the rows of A in this launch, with m_on_device those of shape.m. */
     uint64_t scale_a_pitch;
-    /** With shape.norm only, else 0; but see quantised_scale. At least one of `normed` and `quantised` is set; both
-     * have as many rows as C on this rank, and its columns, without gaps. */
+    /** The fields of the norm: 0 without shape.norm, except as quantised_scale says. At least one of `normed` and
+     * `quantised` is set. Both have as many rows and columns as C on this rank, without gaps. */
     const void *norm_weight; /**< [columns of C], of sum_dtype; or NULL: ones. ALLREDUCE: the same on all ranks */
     /** The normed rows, of sum_dtype; or NULL. With k = 0 it may be A. */
     void *normed;
-    /** The normed rows as e4m3, or NULL: each unrounded number divided by its scale. A product takes them and their
-     * scales as a and scale_a. */
+    /** The normed rows as e4m3, or NULL: each normed number, not yet rounded, is divided by its scale. A product takes
+     * them and their scales as a and scale_a. */
     void *quantised;
     /** fp32. PRS_SCALING_TENSOR: one, which the launch reads. PRS_SCALING_ROWS: one for each row, PRS_SCALING_BLOCKS:
      * [columns / 128][rows], rows contiguous, quantised_scale_pitch floats from one block to the next; the launch
@@ -202,8 +203,8 @@ PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_op
                             struct CUstream_st *stream);
 
 /** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
- * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is set, and the plan chooses
- * fields that are 0. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches.
+ * `rounds` launches each, and returns the candidate whose slowest rank is fastest. Its path is set; fields that are 0
+ * are left to the plan. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches.
  * Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,

@@ -21,8 +21,8 @@
  * Nothing here blocks longer than a system call, unless its comment gives a bound.
  *
  * Versions. Later versions add fields in place of `reserved`. Set options to zero before filling them in, as
- * initialisers do: a field that the loaded library does not know is -EINVAL. In results, the library writes 0 to
- * fields of a newer header that it does not know. */
+ * initialisers do: a field that is not 0 and that the loaded library does not know gives -EINVAL. In results, the
+ * library sets fields that it does not know to 0. */
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
@@ -78,12 +78,12 @@ enum prs_mem_kind {
 
 struct prs_fabric;
 
-/** What a device claims: with whose accesses to the same word its atomics do not mix. */
+/** What a device claims: with respect to whose accesses its atomics on a word are atomic. */
 enum prs_atomic_scope {
-    PRS_ATOMIC_UNKNOWN = 0, /* nobody was asked */
+    PRS_ATOMIC_UNKNOWN = 0, /* the claim was not read */
     PRS_ATOMIC_NONE,        /* it has no atomics */
-    PRS_ATOMIC_NIC,         /* with its own other atomics: IBV_ATOMIC_HCA, and libfabric's atomics */
-    PRS_ATOMIC_CPU,         /* with those of the CPU and of other devices, too: IBV_ATOMIC_GLOB */
+    PRS_ATOMIC_NIC,         /* its own atomics: IBV_ATOMIC_HCA, and libfabric's atomics */
+    PRS_ATOMIC_CPU,         /* also those of the CPU and of other devices: IBV_ATOMIC_GLOB */
 };
 
 /** One usable rail. Strings are NUL-terminated; pci_path is "" for a virtual device. */
@@ -109,13 +109,13 @@ struct prs_rail_info {
     int16_t plane_id;      /* rails with different values cannot reach each other; -1 unknown */
     bool in_order;         /* one queue delivers in the order of posting (RC does, SRD does not) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
-    /* a write into a PRS_MEM_STRICT region is seen after all earlier writes of the NIC, from any peer: known for
-     * NVIDIA's NICs */
+    /* a write into a PRS_MEM_STRICT region becomes visible after all earlier writes of the NIC, from any peer: known
+     * only of NVIDIA's NICs */
     bool strict_is_last;
-    bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
-    bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
-    bool atomics;          /* the NIC adds to words; where it does not, the receiver raises signals */
-    uint32_t mtu;          /* bytes of the port's longest packet; a queue takes the smaller of both ends'. 0: unknown */
+    bool adaptive_routing;  /* the network may reorder packets of one queue (the NIC still completes in order) */
+    bool is_roce;           /* Ethernet link layer; false for InfiniBand and EFA */
+    bool atomics;           /* the transport uses the NIC's atomics; if not, the receiver's CPU raises signals */
+    uint32_t mtu;           /* of the port, in bytes; a queue uses the smaller MTU of both ends. 0: unknown */
     uint32_t traffic_class; /* traffic class of a peer without one of its own */
     uint32_t atomic_scope;  /* enum prs_atomic_scope: the device's own claim, whether the transport uses them or not */
     uint64_t reserved[PRS_RESERVED_WORDS - 1];
@@ -172,8 +172,8 @@ PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_
  * admit none: prs_error_text() names the existing ones). */
 PRS_API int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes);
 
-/** Return 1 if the receiver raises signals over these rails, inside its prs_peer_progress(); 0 if the sender's NIC
- * does, alone; errors as prs_fabric_policy(). */
+/** Return 1 if the receiver's CPU raises signals over these rails, inside its prs_peer_progress(); 0 if the sender's
+ * NIC writes them; errors as prs_fabric_policy(). */
 PRS_API int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /* ---- memory ---- */
@@ -181,7 +181,7 @@ PRS_API int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const st
 struct prs_region;
 
 enum prs_mem_flags {
-    PRS_MEM_STRICT = 1, /* for signals and flags: never relaxed ordering, so that later writes are seen later */
+    PRS_MEM_STRICT = 1, /* for signals and flags: no relaxed ordering, so a write here is seen after earlier ones */
 };
 
 /** Memory to register. */
@@ -230,7 +230,7 @@ struct prs_listener;
 struct prs_connector;
 struct prs_peer;
 
-/** All bytes of the notification `id` have arrived. Called only inside prs_peer_progress(). */
+/** Called when all bytes of the notification `id` have arrived; only inside prs_peer_progress(). */
 typedef void prs_notify_fn(void *user, uint32_t id, uint64_t bytes);
 
 /** Options of a connection; the same for connecting and accepting. */
@@ -243,14 +243,15 @@ struct prs_peer_options {
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
     const char *policy;       /* name of the ordering policy; NULL: PERSEUS_ORDER, else "auto" */
-    /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
-     * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
+    /* The caller promises this for each word in device memory of this process to which others add: only peers of this
+     * process write to the word, and all of these peers set this field. Adds to such words need it on rails without
+     * atomics (EFA). */
     bool exclusive_adds;
     /* Wait for the other process as long as the caller keeps asking: it may be minutes late. A warning is logged once
      * in each timeout_ms. The limit still holds for TCP, and for everything after the other side's first answer. */
     bool patient;
-    /* Replace a lost rail also where NCCL_IB_RESILIENCY_PORT_FAILOVER is not set (decisions/0014). The CPU then adds to
-     * words in host memory, so only such peers with several rails may add to a word. */
+    /* Replace a lost rail also if NCCL_IB_RESILIENCY_PORT_FAILOVER is not set (decisions/0014). With several rails the
+     * CPU then adds to words in host memory, so all peers that add to one word must set this and have several rails. */
     bool replaces_rails;
     /* This side sends no signals, and under the policy `counted` no puts of a group: both are then refused. The other
      * side needs no memory for their records, and no queue to itself to raise them. */
@@ -267,9 +268,9 @@ PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rai
 /**
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Other connections
  * (garbage, wrong version, wrong cookie, silent until the time limit) are refused and logged once; they do not disturb
- * peers. Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. It is also -errno when
- * something failed here and a peer had to be refused for it (no memory, no queues, no common rail), and when the peer
- * reports a failure. The listener remains usable. */
+ * peers. Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. Also return -errno if this
+ * side had to refuse a peer (no memory, no queues, no common rail), or if the peer reports a failure. The listener
+ * remains usable. */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
 /** Drop unfinished connections and stop listening. NULL is allowed. */
 PRS_API void prs_listener_close(struct prs_listener *listener);
@@ -316,13 +317,13 @@ struct prs_op {
 };
 enum { PRS_OP_PENDING = 1 };
 
-/* The group of a put that no signal, not even a strong one, needs to follow. It costs least. */
+/* The group of a put that no signal has to wait for, not even a strong one. Such puts cost least. */
 #define PRS_GROUP_NONE 0xffffffffu
 
 enum prs_put_flags {
     PRS_PUT_NOTIFY = 1, /* call on_notify(id, len_bytes) at the remote side once all bytes are visible there */
     PRS_PUT_INLINE = 2, /* copy the source now (len_bytes <= PRS_INLINE_BYTES); it need not be registered */
-    PRS_PUT_LAZY = 4,   /* nobody waits for this op: report it with later ones, and do not let it delay their posting */
+    PRS_PUT_LAZY = 4,   /* nobody waits for this op: it completes with later ones, and they need not wait for it */
 };
 
 /** What prs_peer_put() writes: from src_addr here to dst_addr of the peer. */
@@ -384,28 +385,29 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
 /**
  * Check whether everything that was started has taken effect at the peer, including signals raised by its own process.
  * Do so before telling the peer that it may release memory that signals target. Return 0 (it has), PRS_AGAIN (make
- * progress and ask again) or -errno. A signal that waits for a put which never comes never settles: bound the wait. */
+ * progress and ask again) or -errno. If a put never arrives, the signals after it never take effect: limit the time of
+ * this wait. */
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
- * A batch: transfers that are started between begin and end are posted with one doorbell, even if nothing is in
- * flight, and however long they are (about 16 of them; more need several). The end posts them if nothing was in flight
- * at the begin; else the next prs_peer_progress() does, which posts an unfinished batch, too. A second begin has no
- * effect. The end returns 0 or the peer's sticky error. */
+ * A batch: transfers that are started between begin and end are posted with one doorbell, of any length, even if
+ * nothing is in flight. More than about 16 transfers need several doorbells. If nothing was in flight at the begin, the
+ * end posts the batch; otherwise the next prs_peer_progress() does. prs_peer_progress() also posts an unfinished batch.
+ * A second begin has no effect. The end returns 0 or the peer's sticky error. */
 PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
 PRS_API int prs_peer_end_batch(struct prs_peer *peer);
 
 /**
  * Post waiting requests, handle completions and arrivals, call on_notify. Call it until the ops are done: nothing else
- * drives them. Return the number of events handled (>= 0) or the sticky error, which all ops of the peer then have as
- * their status: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a remote access was refused) or -EIO. */
+ * drives them. Return the number of events handled (>= 0) or the sticky error, which then also becomes the status of
+ * all pending ops of the peer: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a remote access was refused) or -EIO. */
 PRS_API int prs_peer_progress(struct prs_peer *peer);
 
 /**
  * For a caller that waits for remote writes: check whether any can still arrive. Return 0, or the sticky error:
- * -ECONNRESET when the other side has closed this peer, which by itself is no error. Call it only after
- * prs_peer_progress() has returned 0 repeatedly, so that writes that did arrive are reported first. Makes no system
- * call. */
+ * -ECONNRESET if the other side has closed this peer. A closed peer is an error only for a caller that still expects
+ * writes. Call it only after prs_peer_progress() has returned 0 repeatedly, so that writes that did arrive are reported
+ * first. Makes no system call. */
 PRS_API int prs_peer_check_remote(struct prs_peer *peer);
 
 /** The number that verbs gives to the peer's first queue here: it names the connection in other tools. */

@@ -3,8 +3,8 @@
  * The proxy turns the commands of a kernel into transfers. It owns one command ring and one context of a team, and
  * touches only memory that was given to it as windows.
  *
- * A command that is malformed, stale or out of bounds is refused: neither it nor any later one is executed, the error
- * is sticky, prs_proxy_error() describes it, and every wait on the device ends.
+ * A command that is malformed, stale or out of bounds is refused: neither this command nor any later one is executed,
+ * the error is sticky, prs_proxy_error() describes it, and every wait on the device ends.
  *
  * Functions return 0 or -errno where nothing else is said. One thread at a time may call them, unless said
  * otherwise. */
@@ -36,9 +36,9 @@ struct prs_proxy_options {
 
 /** Make a proxy. Kernels can use it after prs_proxy_start(). Return 0, -EINVAL or -ENOMEM. */
 PRS_API int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out);
-/** End every wait on the device, stop the thread, let the transfers in flight end, and free. Takes 1 s at most and
- * takes no further command. If commands to a rank are left, the rank can no longer be reached in this context: its
- * peer fails with -ECANCELED. The team and the memory of the windows must still be there. NULL is allowed. */
+/** End every wait on the device, stop the thread, wait for the transfers in flight, and free. Returns within 1 s, and
+ * executes no further command. If commands to a rank are left, the rank can no longer be reached in this context: its
+ * peer fails with -ECANCELED. The team and the memory of the windows must still exist. NULL is allowed. */
 PRS_API void prs_proxy_close(struct prs_proxy *proxy);
 
 /** What a window may be used for, besides data. */
@@ -67,24 +67,27 @@ struct prs_window_options {
 enum { PRS_PROXY_WINDOWS = 64 };
 
 /** Add a window, before or after prs_proxy_start(). Every rank must add the same windows in the same order. The window
- * gets the lowest free index. Return it (>= 0) or -errno; -EINVAL also for a window that is mapped while other windows
- * of that rank are not, or the other way round, since signals would then overtake puts. */
+ * gets the lowest free index. Return that index (>= 0) or -errno. -EINVAL: also if some windows of a rank are mapped
+ * and others are not, since signals could then overtake puts. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
 /** Wait until all complete commands have taken effect at their peers, including signals that the peers' processes raise
- * (policy `counted`, rails without atomics). prs_quiet() does not wait for these: the receiver of a signal that nobody
- * awaits could release its memory before its own proxy raises the signal. So before memory is released: settle, then a
- * barrier of all ranks, then drop and release. One call at a time. Return 0, -ETIMEDOUT or the sticky error. */
+ * (policy `counted`, rails without atomics). prs_quiet() does not wait for these signals, so a receiver could release
+ * memory before its own proxy raises a signal there. Therefore, before memory is released, call this function, then a
+ * barrier of all ranks, then drop the window and release the memory. One call at a time. Return 0, -ETIMEDOUT or the
+ * sticky error. */
 PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
-/** Drop a window; every rank must do so. A command that names it and still waits, left by a kernel that gave up, ends
- * in the sticky error and touches nothing. The index may be used again. One call at a time. Return 0, -EINVAL or
- * -ETIMEDOUT: the proxy's thread did not run for 5 s. The window is then dropped when the thread runs again; its
- * region must stay until then. The next call, for this window or another, first waits for that. */
+/** Drop a window; every rank must do so. If a kernel that gave up has left a command that names the window, that
+ * command touches no memory, and the proxy fails with the sticky error. The index may be used again. One call at a
+ * time. Return 0, -EINVAL or -ETIMEDOUT: the proxy's thread did not run for 5 s. The window is then dropped when the
+ * thread runs again; its region must stay until then. The next call, for this window or another, first waits for
+ * that. */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
 /** Start the thread, and fill in what kernels (or threads of the host) need: valid until close, also for later
  * windows. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);
 
-/** Run one round of the loop of a stepped proxy. Return how much was done (0: idle) or the sticky error. */
+/** Run one round of the loop of a stepped proxy. Return a positive number if something was done, 0 if idle, or the
+ * sticky error. */
 PRS_API int prs_proxy_step(struct prs_proxy *proxy);
 
 /** Return 0 or the sticky error, also of the device. From any thread. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Quantising matrices to FP8 (e4m3) and scales, for products (gemm.h) and MoE (moe.h). Numbers that share a scale are
- * divided by it: it is their largest magnitude / 448, and at least 2^-126. So zeros stay zeros, and nothing saturates.
- * A not-a-number stays one, and its magnitude does not count. An infinity makes its scale infinite and becomes a
- * not-a-number, so all products with its group are not-a-numbers. With a given scale, numbers larger than 448 times
- * the scale become 448, as in torch after clamp(-448, 448). The numbers are multiplied by 1 / scale, and both
- * divisions round correctly: fused/core/quantise.cuh has torch code that gives the same bits.
+ * Quantising matrices to FP8 (e4m3) and scales, for products (gemm.h) and MoE (moe.h). Each number is divided by the
+ * scale of its group. The scale is the largest magnitude in the group / 448, and at least 2^-126. So zeros stay zeros,
+ * and nothing saturates. A not-a-number stays one, and its magnitude does not count. An infinity makes its scale
+ * infinite and becomes a not-a-number, so all products with its group are not-a-numbers. With a given scale, numbers
+ * larger than 448 times the scale become 448, as in torch after clamp(-448, 448). The numbers are multiplied by 1 /
+ * scale, and both divisions round correctly: fused/core/quantise.cuh has torch code that gives the same bits.
  */
 #ifndef PERSEUS_QUANTISE_H
 #define PERSEUS_QUANTISE_H
@@ -36,8 +36,8 @@ struct prs_quantise {
     uint32_t columns; /**< a multiple of 16; for BLOCKS and SQUARES, of 128 */
     /** Elements from one row to the next, multiples of 16. 0: rows without gaps. */
     uint64_t from_pitch, to_pitch;
-    /** Strides of the scales. Both 0: one after the other, row of groups by row of groups. 1 and a pitch: as scale_a of
-     * products with PRS_SCALING_BLOCKS. */
+    /** Strides of the scales. Both 0: the scales of a row of groups are contiguous, and rows of groups follow each
+     * other. scale_row 1 and scale_column a pitch: the layout of scale_a of products with PRS_SCALING_BLOCKS. */
     uint64_t scale_row, scale_column;
     uint32_t given;                        /**< TENSOR: 1: *scales is given, and not written */
     uint32_t sms;                          /**< SMs to use at most; 0: all of the device */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The layout of the command ring, which the threads of a kernel write and a proxy thread of the CPU reads. Plain
- * integers, the same on both sides.
+ * The layout of the command ring, which the threads of a kernel write and a proxy thread of the CPU reads. It consists
+ * of plain integers, with the same layout on both sides.
  *
  * A slot is four 8-byte words, each with the lap in bit 0: 1 on the first trip round the ring, 0 on the second, and so
  * on. A command is taken only when all four words carry the lap that is due, so it does not matter in which order, or
  * how far apart, the words arrive: a torn command is never taken. A put takes one slot (32 bytes); a put with its
  * signal takes two that were claimed together (64 bytes).
  *
- * Positions are 64 bit and never wrap. A producer claims positions by one atomic add, and may write them when position
- * < credit + slots. The proxy raises credit when it has copied a slot out, and done when everything below that
- * position has completed. */
+ * Positions have 64 bits and never wrap. A producer claims positions by one atomic add, and may write a position when
+ * it is less than credit + slots. The proxy raises credit when it has copied a slot out. It sets done to a position
+ * when all commands below that position are complete. */
 #ifndef PERSEUS_RING_H
 #define PERSEUS_RING_H
 
@@ -63,7 +63,7 @@ struct prs_cmd_fields {
     uint32_t dst_window;
     uint32_t src_window; /* put only */
     uint32_t group;
-    uint32_t epoch; /* of the ring: tells commands of a kernel that outlived its ring */
+    uint32_t epoch; /* of the ring, so that commands of a kernel that outlived its ring are detected */
     uint32_t pad;
 };
 PRS_STATIC_ASSERT(sizeof(struct prs_cmd_fields) == 56, "no hidden padding");
@@ -71,12 +71,12 @@ PRS_STATIC_ASSERT(sizeof(struct prs_cmd_fields) == 56, "no hidden padding");
 /** What a thread waited for, or misused, when the device failed. */
 enum prs_wait_kind {
     PRS_WAIT_NONE = 0,
-    PRS_WAIT_CREDIT = 1,  /* a free slot: the proxy is dead, stopped or slower than the time limit */
+    PRS_WAIT_CREDIT = 1,  /* a free slot; a timeout means that the proxy is dead, stopped or too slow */
     PRS_WAIT_DONE = 2,    /* completion of a position */
     PRS_WAIT_SIGNAL = 3,  /* a signal word */
     PRS_WAIT_ROUND = 4,   /* the signals of the previous round, of an arrival counter */
     PRS_WAIT_COMMAND = 5, /* nothing: the command itself was refused */
-    PRS_WAIT_ARRIVAL = 6, /* nothing: an arrival was refused, at a counter that expects none */
+    PRS_WAIT_ARRIVAL = 6, /* nothing: an arrival at a counter that expects none was refused */
 };
 
 /** What a device call returns, negated, and what a report says. */
@@ -87,7 +87,7 @@ enum prs_device_code {
     PRS_DEVICE_MISUSE = 3,  /* a field is out of range, or an arrival was refused */
 };
 
-/** The first error of the producers. Written once: the code last, with release. */
+/** The first error of the producers. It is written once; the code is written last, with release. */
 struct prs_device_report {
     uint64_t code;  /* enum prs_device_code */
     uint64_t kind;  /* enum prs_wait_kind */

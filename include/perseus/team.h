@@ -80,9 +80,9 @@ PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context_id);
  * ask again) or -errno. */
 PRS_API int prs_team_settle(struct prs_team *team, uint32_t context_id);
 /**
- * Whether this rank is still raising signals that have arrived in a context together with all the puts that they
- * follow. If this is false after a prs_team_progress() that handled nothing, and no peer is still sending, memory that
- * signals target may be released. Call it on the thread that progresses the context. */
+ * Return whether signals have arrived in a context, with all puts before them, that this rank has not raised yet. If
+ * there are none after a prs_team_progress() that handled nothing, and no peer is still sending, memory that signals
+ * target may be released. Call it on the thread that progresses the context. */
 PRS_API bool prs_team_is_raising(struct prs_team *team, uint32_t context_id);
 /** The sum of the counters of a context's peers; they may be slightly out of date. */
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out);

@@ -96,7 +96,7 @@ ParameterizedTestParameters(schedule, whatever_is_added_up_was_sent_in_an_earlie
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* The round in which a rank computes a pair of a block, by block and pair; round + 1, 0: never. */
+/* [block][pair]: 1 plus the round in which this rank computes the pair; 0: it does not. */
 static uint32_t *rounds_of(const struct prs_schedule *s)
 {
     uint32_t *rounds = calloc((size_t)s->place.world * s->pairs, sizeof(*rounds));

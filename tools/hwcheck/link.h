@@ -19,7 +19,7 @@ enum { WORD_ADDED = SLOTS, WORD_CREDIT = WORD_ADDED + QUEUES_MOST, WORD_END, WOR
 
 struct link {
     struct prs_peer *peer[QUEUES_MOST];
-    uint32_t queues;   /* that are open */
+    uint32_t queues;   /* number of open ones */
     int control;       /* to the other side, which has ended a trial when it says something */
     char failure[512]; /* of a trial; "": none has failed */
     struct prs_region *data_region, *words_region;
@@ -28,7 +28,7 @@ struct link {
     struct place_of_memory remote;
     uint64_t announced_bytes;        /* of a notified put of this trial */
     uint64_t notified[SLOTS];        /* notifications of each slot that have come */
-    uint64_t odd;                    /* of them, those that named another number of bytes than was sent */
+    uint64_t odd;                    /* how many of these notifications named a wrong number of bytes */
     struct prs_op op[2 * SLOTS + 1]; /* live until link_close(), also when a trial gives up with transfers in flight */
 };
 

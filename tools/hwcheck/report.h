@@ -20,7 +20,8 @@ struct policy_report {
     struct attempt set, add;
 };
 
-/* A rail of each side, by one queue or several at once; or all rails of both: then only the chosen policy is tried. */
+/* A rail here and a rail of the other side, connected by one queue or by several. Or all rails of both sides, for which
+ * only the chosen policy is tried. */
 struct pair_report {
     bool is_of_all;
     uint32_t queues; /* 0: nothing was tried */

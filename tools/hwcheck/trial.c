@@ -11,9 +11,10 @@
 enum {
     LIMIT_MS = 30000,
     ALONE_MS = 2000, /* when the other side has ended */
-    LISTEN_MS = 100, /* a wait that is longer looks whether the other side has ended */
-    /* Data that is not there by then is wrong, not late: at first, since another process may have the core of a
-     * software NIC; and once some was wrong, since all the rest may be. */
+    LISTEN_MS = 100, /* after this time a wait checks whether the other side has ended */
+    /* Data that has not arrived after this time counts as wrong, not as late. LATE_MS is long, since another process
+     * may use the core of a software NIC. After the first wrong data LATE_AGAIN_MS applies, since all further data may
+     * be wrong too. */
     LATE_MS = 2000,
     LATE_AGAIN_MS = 100,
     CREDIT_EVERY = 8, /* pairs */

@@ -306,7 +306,7 @@ static void ring_doorbell(struct sim *sim, struct sim_queue *queue, uint32_t pos
 {
     struct sim_port *port = queue->from;
 
-    if (queue->posted != first) /* an empty ring goes on elsewhere */
+    if (queue->posted != first) /* while the ring is empty, the next request may take any position */
         queue->sending = queue->delivered = queue->executed = queue->last_read = first;
     port->nic_free_ps = later(sim->events.now_ps, port->nic_free_ps) + sim_ps(sim->cluster.doorbell_ns);
     queue->posted = posted;

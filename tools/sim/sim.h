@@ -80,9 +80,9 @@ struct sim_queue {
     /* Of a software NIC (executor.c): */
     uint32_t executed;          /* next position; all requests below it have taken effect. Delivered requests are due */
     uint64_t *done_ps;          /* [mask + 1] when the sender may learn that a due request is complete */
-    struct sim_queue *next_due; /* in line for a thread */
-    bool lined_up;              /* or run by one */
-    uint32_t taken;             /* arrivals from the other side's queue of this number that were polled */
+    struct sim_queue *next_due; /* the next queue that waits for a thread */
+    bool lined_up;              /* it waits for a thread, or a thread runs it */
+    uint32_t taken;             /* polled arrivals from the other side's queue with the same number */
 };
 
 /* A thread that runs queues of a software NIC. */

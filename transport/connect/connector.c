@@ -16,7 +16,7 @@ enum {
     LONGEST_PAUSE_MS = 1000,
 };
 
-/* Stages up to STAGE_REPLY have made nothing yet, so they can begin again. */
+/* Up to STAGE_REPLY no queues exist yet, so the connector can begin again. */
 enum stage { STAGE_PAUSE, STAGE_TCP, STAGE_REPLY, STAGE_CONNECT, STAGE_READY };
 
 struct prs_connector {

@@ -18,8 +18,8 @@
 
 enum {
     DEFAULT_MAX_OPS = 256,
-    LIMIT_OPS = 1 << 20, /* far more than a queue of any device holds */
-    MOST_SLOTS = 256,    /* of a queue: more in flight gains nothing, and every peer has them */
+    LIMIT_OPS = 1 << 20, /* of max_ops: far more than a queue of any device holds */
+    MOST_SLOTS = 256,    /* of a queue: more in flight gains nothing, and each peer pays for the memory */
     MAX_PART_BYTES = 1 << 30,
     MAX_SERVICE_LEVEL = 15,
 };
@@ -119,8 +119,8 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
     return wanted;
 }
 
-/* A longer write carries no immediate, on any path: an adaptive network routes those with one along a single way, and a
- * rail may have a limit of its own. 0: any write may carry one. */
+/* A longer write carries no immediate, on any path: an adaptive network sends all writes with immediate along a single
+ * route, and a rail may have a limit of its own. 0: any write may carry an immediate. */
 static uint64_t plain_bytes(const struct prs_peer *peer)
 {
     uint64_t least = 0;
@@ -207,7 +207,8 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     return r;
 }
 
-/* Memory for the sizes of messages that do not arrive as byte counts, since their writes are plain. */
+/* Memory to which the other side writes the sizes of messages that it sends as plain writes: these give the receiver no
+ * byte count. */
 static int open_sizes(struct prs_peer *peer)
 {
     int r = prs_own_memory_init(&peer->sizes, PRS_NOTIFY_IDS * sizeof(uint64_t), "sizes of messages");
@@ -217,7 +218,8 @@ static int open_sizes(struct prs_peer *peer)
     return r;
 }
 
-/* Are signals sent as records? An add is carried out by the receiver's NIC, and our NIC must be able to request it. */
+/* Are signals sent as records? They need not be if NICs can add: the receiver's NIC performs an add, and our NIC must
+ * be able to request it. */
 static bool signals_are_records(const struct prs_peer *peer)
 {
     bool adds = true;

@@ -16,7 +16,7 @@ static const struct prs_peer *find_failed(const struct prs_team_context *context
     return NULL;
 }
 
-/* As it has said itself. */
+/* The rank at the other end, from its hello. */
 static uint32_t rank_of(const struct prs_peer *peer)
 {
     struct prs_team_hello hello = {0};

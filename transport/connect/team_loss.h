@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that wait for one that has lost another rank learn of it: their own connections work. */
+/* If rank A has lost rank B, ranks that wait for A must learn of it, since their own connections still work. */
 #ifndef TRANSPORT_TEAM_LOSS_H
 #define TRANSPORT_TEAM_LOSS_H
 
@@ -8,9 +8,9 @@
 
 struct prs_team;
 
-/* For the thread of a context that ends, since an error has ended its work: if a peer has failed, tell the rank to all
- * others, once each, when what was posted to them is complete; `now`: at once. Never blocks. Return 0 (nothing is left
- * to do) or PRS_AGAIN. */
+/* For the thread of a context whose work an error has ended. If a peer has failed, tell all other ranks which rank was
+ * lost: each once, when all requests posted to it are complete (`now`: at once). Never blocks. Return 0 (nothing is
+ * left to do) or PRS_AGAIN. */
 int prs_team_tell_loss(struct prs_team *team, uint32_t context_id, bool now);
 
 #endif

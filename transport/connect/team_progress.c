@@ -20,7 +20,7 @@ enum {
     CONNECT_NS = 1000000,  /* a round makes no more connections after this time */
 };
 
-/* The error is kept: the round goes on with the others. */
+/* Keep the error: the round goes on with the other peers. */
 static PRS_COLD void fail_peer(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
                                const struct prs_peer *peer, int error)
 {
@@ -50,7 +50,7 @@ static int adopt_peers(struct prs_team_context *context)
     return 0;
 }
 
-/* Peers that have something to post, or that wait for more than events. */
+/* Attend to the peers in the list: they have something to post, or wait for more than events. */
 static void attend_listed(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
 {
     struct prs_peer *peer = context->list.first, *next;
@@ -81,7 +81,7 @@ static PRS_COLD void fail_sharers(struct prs_team *team, struct prs_team_context
             if (peer->link[path]->cqs == cqs && prs_peer_handle(peer, peer->link[path], NULL, error) < 0)
                 fail_peer(team, context, context_id, peer, error);
     }
-    if (!context->error.code) /* peers that nobody uses yet say nothing */
+    if (!context->error.code) /* no peer has set it: none of them is in use yet */
         prs_error_keep(&context->error,
                        prs_fail(error, "%s: completions cannot be taken: %s", cqs->rail->info.name, strerror(-error)));
 }

@@ -38,13 +38,13 @@ struct prs_team_context {
     struct prs_peer **peers;   /* [2 * size] those that are connected, in the order in which they came */
     uint32_t peer_count;       /* atomic: any thread may accept */
     uint32_t adopted;          /* how many of them the thread of the context knows */
-    struct prs_peer_list list; /* of those that it knows */
+    struct prs_peer_list list; /* of the adopted peers */
     struct prs_cq_group cqs;
     uint32_t look_in, look_at; /* rounds until peers may be due for a look, and which is the next */
     uint32_t look_rounds;      /* since the last look */
     uint64_t looked_ns;
     unsigned rounds;
-    struct prs_first_error error; /* of this round; it goes on with the other ranks */
+    struct prs_first_error error; /* of this round, which goes on with the other ranks */
 };
 
 struct prs_team {

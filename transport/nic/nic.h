@@ -141,13 +141,13 @@ struct prs_nic_ops {
     /* Put all queues into the error state. If the loopback queue cannot be kept, it enters the error state too, and
      * reports that. Incomplete requests will not take effect, and neither will any request of the other side. */
     void (*stop)(struct prs_link *link);
-    /* Let no request that this side has posted take effect from now on, not even on the loopback queue. Where
-     * connections share queues, nothing is reported after this. */
+    /* Make sure that from now on no request that this side has posted takes effect, not even on the loopback queue.
+     * Where connections share queues, nothing is reported after this. */
     void (*kill)(struct prs_link *link);
     /* What the other side's connect() needs. */
     void (*address)(const struct prs_queue *queue, struct prs_nic_address *out);
-    /* Return 0, PRS_AGAIN (the network is not ready: try later; *error is the cause, an errno) or -errno; -EPROTO: no
-     * such back end sends this address. */
+    /* Return 0, PRS_AGAIN (the network is not ready: try later; *error is the cause, an errno) or -errno; -EPROTO: this
+     * back end never sends such an address. */
     int (*connect)(struct prs_queue *queue, const struct prs_nic_address *address, const struct prs_nic_address *port,
                    int *error);
     /* A queue of the link that is connected to itself, made at first use. Its events carry id. */
@@ -160,8 +160,8 @@ struct prs_nic_ops {
     uint32_t (*taken)(const struct prs_queue *queue);
     /* After stop(): have all receives been polled, so that taken() is final? */
     bool (*drained)(const struct prs_link *link);
-    /* Called only for an unflushed link, so NULL where there are none. Destroy the link's queue pairs; on return the
-     * NIC uses none of their memory. Nothing more is polled, so taken() is final. */
+    /* Only for a link whose `unflushed` is set; NULL in a back end that never sets it. Destroy the link's queue pairs;
+     * on return the NIC uses none of their memory. Nothing more is polled, so taken() is final. */
     void (*end)(struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);

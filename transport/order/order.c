@@ -17,7 +17,7 @@ enum {
     MEASURE_OLD = 7,           /* weight of the former rate; that of a new sample is 1 */
 };
 
-/* Take elements off the memory at *at. Return NULL for none. */
+/* Take `count` elements from the memory at *at, and advance it. Return NULL if count is 0. */
 static void *carve(char **at, size_t count, size_t each)
 {
     void *from = *at;

@@ -14,15 +14,16 @@
  * How each policy keeps a signal after the puts of its group:
  *   - in_order and nic_fence remember, for each group and queue, the position of the last put. When at most one queue
  *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
- *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts continue.
- *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
- *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
- *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another. Under adaptive
- *     routing a set, which is a plain write, waits for all puts of its group; an atomic stays after them by itself.
+ *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts continue. To
+ *     hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be striped,
+ *     because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group, since
+ *     atomics are atomic only with respect to others of the same NIC. So an add waits for puts of its group that went
+ *     to another NIC. Under adaptive routing a set, which is a plain write, waits for all puts of its group; an atomic
+ *     stays after them by itself.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
  *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
- *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
- * Held signals leave in the order in which they were admitted. */
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h). Held signals
+ *     leave in the order in which they were admitted. */
 #ifndef TRANSPORT_ORDER_H
 #define TRANSPORT_ORDER_H
 
@@ -40,14 +41,14 @@ enum {
     PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask: the data queues, and a probe queue for each rail */
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
-    /* group numbers are taken modulo this: a signal may then wait for more puts than those of its group */
+    /* group numbers are taken modulo this, so a signal may also wait for puts of another group */
     PRS_ORDER_GROUPS = PRS_TALLY_SLOTS,
     PRS_ORDER_HELD = 32, /* signals that may be held; a further one gets PRS_BUSY */
     PRS_ORDER_LAZY = 16, /* at most this many lazy requests on a queue come before one is signaled */
     /* A request this long gains nothing from being batched with others. It is posted at once, signaled, and has a
      * notification of its own, so that neither side waits for the bytes of other requests. */
     PRS_ORDER_PROMPT_BYTES = 8192,
-    PRS_ORDER_SURE_PARTS = 8, /* a notified put may always have so many requests, however many queues there are */
+    PRS_ORDER_SURE_PARTS = 8, /* a notified put may always be cut into so many requests, for any number of queues */
     PRS_ORDER_BATCH = 16,     /* requests on one queue after which the caller posts without waiting for more */
 };
 
@@ -77,10 +78,10 @@ enum prs_path_use {
     PRS_PATH_LOST,    /* lost, and its requests are replayed: from prs_order_path_down() to prs_order_path_up() */
 };
 
-/* Its probe queue. */
+/* The state of a path's probe queue. */
 enum prs_probe_use {
     PRS_PROBE_WORKS,
-    PRS_PROBE_FAILED, /* it has failed, and its owner knows that */
+    PRS_PROBE_FAILED, /* it has failed, and the owner of the peer knows it */
     PRS_PROBE_LOST,   /* it completes nothing any more: prs_order_probe_lost() */
 };
 
@@ -97,7 +98,7 @@ struct prs_order_path {   /* one rail to the peer */
     bool standby; /* it is used only while all others are stopped */
 };
 
-/* What a request needs to leave over another path than its own. */
+/* What a request needs to be sent over another path than its own. */
 struct prs_order_aim {
     const uint32_t *local_keys; /* by local rail; NULL: the payload is in inline_bytes, or there is none */
     const uint64_t *path_keys;  /* remote keys by path; NULL: those in key */
@@ -105,7 +106,7 @@ struct prs_order_aim {
 };
 
 struct prs_order_queue {
-    /* What every request uses, on one cache line: with many peers none of it is in a cache. */
+    /* What every request uses, on one cache line: with many peers the line must be loaded from memory. */
     struct prs_wr *wr; /* a ring of mask + 1 slots, indexed by position */
     uint32_t mask;
     uint32_t head;     /* next position to admit */
@@ -122,13 +123,13 @@ struct prs_order_queue {
     /* The rest. */
     uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
     uint32_t inline_key;   /* key of inline_bytes, used where the NIC cannot take the bytes from the request itself */
-    /* Positions after the last request of a kind. They mean something only while that request is in flight. A request
-     * that is 2^32 requests old may seem to be in flight, which costs a needless fence or wait. */
+    /* Positions after the last request of a kind. They are valid only while that request is in flight. A request that
+     * is 2^32 requests old may seem to be in flight, which costs a needless fence or wait. */
     uint32_t last_read;
-    uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
+    uint32_t last_transfer; /* position after the last put or get that signals must follow (not of PRS_GROUP_NONE) */
     uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
-    uint32_t aim_keys;   /* keys that an aim has room for */
+    uint32_t aim_keys;   /* number of keys for which an aim has room */
     uint32_t immediates; /* admitted since the queue was connected */
     uint32_t carrier;    /* if the path is lost: the queue that replays its requests */
 } __attribute__((aligned(PRS_LINE)));
@@ -154,7 +155,7 @@ struct prs_order_stats {
 };
 
 struct prs_order {
-    /* What every message uses, on two cache lines: with many peers none of it is in a cache. */
+    /* What every message uses, on two cache lines: with many peers they must be loaded from memory. */
     enum prs_policy policy;
     uint32_t max_ops;
     uint32_t ops;         /* in flight */
@@ -186,14 +187,15 @@ struct prs_order {
     uint32_t probe_queues; /* the queues after data_queues */
     uint32_t path_count;
     uint32_t small_queue; /* queue for small notified puts, as long as it is not much slower than another */
-    /* path to the peer's first NIC, which takes all adds: atomics of two NICs do not exclude each other */
+    /* path to the peer's first NIC, which performs all adds: those of two NICs are not atomic with respect to each
+     * other */
     uint32_t add_path;
     uint64_t split_bytes; /* a longer put is cut over queues */
     /* A put longer than this is a plain write, followed on its queue by a short write with the immediate. ~0: no put
      * is. */
     uint64_t plain_bytes;
     uint64_t max_part_bytes; /* of one request */
-    uint64_t size_addr;      /* the peer's array of sizes, by id: the immediate's byte count is not the size */
+    uint64_t size_addr;      /* the peer's array of sizes, by id, for messages whose size its NIC does not report */
     /* keys of size_addr, by path. If size_addr is 0, no notified put has its immediate in a write of its own */
     uint64_t size_key[PRS_MAX_RAILS];
     uint64_t signal_used;  /* mask of the queues for which signal_last[] holds the position of the last signal */
@@ -244,15 +246,16 @@ void prs_order_refuse_signals(struct prs_order *order);
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint64_t *record_key,
                           const uint64_t *credit_word);
 
-/* Let notified puts too be plain writes with a short notification: give the address of the peer's array of sizes. */
+/* Allow notified puts to be plain writes followed by a short notification: give the address of the peer's array of
+ * sizes. */
 void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint64_t *size_key);
 
 /* Admit an op. local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* Admit a request to this process itself. It takes the probe queue of one path, at first that of path 0. op may be
- * NULL. The window does not limit it, because ops in the window may wait for it. Return 0 or PRS_BUSY. */
+/* Admit a request to this process itself, on the probe queue of one path, at first that of path 0. op may be NULL. The
+ * limit of ops in flight does not apply, because these ops may wait for this request. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
 /* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no
  * order only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path,
@@ -262,7 +265,7 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t
  * at a time. Return 0 or PRS_BUSY. */
 int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete the
- * requests in flight and ask again. This may admit a record: look at dirty. */
+ * requests in flight and ask again. This may admit a record: check `dirty` afterwards. */
 int prs_order_settle(struct prs_order *order);
 /* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode.
  * Return 0 or PRS_BUSY. */
@@ -297,7 +300,7 @@ static inline bool prs_order_idle(const struct prs_order *order)
 }
 
 /* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many
- * ops are done, or -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
+ * ops are done, or -EPROTO (no such position is in flight). This may admit held signals: check `dirty` afterwards. */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
 
 /* ---- a path is lost, order_path.c ----
@@ -329,20 +332,22 @@ int prs_order_path_stop(struct prs_order *order, uint32_t path);
 int prs_order_knock(struct prs_order *order);
 /* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has
  * taken from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest
- * over another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the
- * receiver cannot have taken so many. Look at dirty. */
+ * over another path, as there is room. Return how many ops are then done, or -EPROTO (nothing changed): the receiver
+ * cannot have taken so many. Check `dirty` afterwards. */
 int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
-/* The probe queue of a lost path completes nothing any more: end its reads, since all that the path has written arrived
- * before. Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops that ends, or
- * -ENETDOWN (nothing changed): an add to *word was posted. It may have taken effect, so it cannot be repeated. */
+/* The probe queue of a lost path completes nothing any more. End its reads: they make writes of the path visible, and
+ * all of these have arrived before. Its writes, and adds that were not posted, wait for prs_order_self_over(). Return
+ * how many ops have ended, or -ENETDOWN (nothing changed): an add to *word was posted. It may have taken effect, so it
+ * cannot be repeated. */
 int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
 /* The path has a new probe queue. Nothing of the old one is left. */
 void prs_order_probe_up(struct prs_order *order, uint32_t path);
 /* Return the next request of a lost probe queue that waits for prs_order_self_over(), oldest first. Begin with *at = 0.
  * Return NULL after the last. The caller sets the remote key of each to that of the path over which it will leave. */
 struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);
-/* From now on requests of prs_order_self() go to the probe queue of this path, after those that wait. Return 0, or
- * PRS_BUSY (nothing changed): one of the other path is in flight, and would be overtaken, or there is no room. */
+/* From now on requests of prs_order_self() go to the probe queue of this path; those that wait go there first. Return
+ * 0, or PRS_BUSY (nothing changed): there is no room, or a request of the previous path is in flight, which later ones
+ * must not overtake. */
 int prs_order_self_over(struct prs_order *order, uint32_t path);
 /* Have all requests of a lost path been replayed? */
 bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path);

@@ -56,7 +56,7 @@ static inline bool ends_lazily(const struct prs_order_queue *queue)
     return queue->head != queue->signaled && !will_be_signaled;
 }
 
-/* Return the queue that would finish first; but keep the present one unless another is much faster. */
+/* Return the queue that would finish first, but keep the present queue unless another would be much faster. */
 static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
 {
     struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
@@ -69,7 +69,7 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
     if ((float)(stripes[now].backlog_bytes + len_bytes) / stripes[now].rate <= slack)
         return now;
     /* MUTANT(order) a queue is left behind a signaled request: s/(ends_lazily/(0 && ends_lazily/ */
-    if (ends_lazily(&order->queue[now])) { /* no request may ever follow there, so add one more, which is signaled */
+    if (ends_lazily(&order->queue[now])) { /* perhaps no request follows there, so add one more, which is signaled */
         order->queue[now].eager = true;
         return now;
     }
@@ -257,7 +257,7 @@ static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op,
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
     else if (!(flags & PRS_PUT_LAZY) || (!one_in_order && order->may_hold && put->group != PRS_GROUP_NONE))
-        queue->eager = true; /* a held signal needs the completion of a put that itself is lazy */
+        queue->eager = true; /* a held signal waits for the completion of this put, even if the put is lazy */
     if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
@@ -272,7 +272,7 @@ static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op,
     }
     if (!one_in_order) {
         /* MUTANT(order) a small put counts its immediate: delete */
-        /* a run takes over its previous immediate */
+        /* a message that continues a run brings no further immediate: it takes that of the message before it */
         queue->immediates += wr->opcode == PRS_WR_WRITE_IMM && queue->run == 1;
         set_aim(queue, local_keys, NULL, put->dst);
         note_put(order, put, index);
@@ -362,7 +362,7 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
 
         /* MUTANT(order) a lost path is not probed: delete */
         if (prs_order_path_is_lost(order, i))
-            continue; /* its writes have arrived long ago */
+            continue; /* all writes of the path have arrived long ago */
         wr = admit_request(order, order->data_queues + i, op);
         *wr = requests[i];
         wr->owner = op;

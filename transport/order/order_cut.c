@@ -24,7 +24,7 @@ static uint32_t take_turn(struct prs_order *order, uint32_t path)
     return best * order->path_count + path;
 }
 
-/* Let one queue of each path carry all that the path carries: no more requests than there are paths. */
+/* Use one queue of each path, so that there are no more requests than paths. */
 static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct prs_stripe *stripes)
 {
     struct prs_stripe path[PRS_MAX_RAILS];

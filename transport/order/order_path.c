@@ -3,12 +3,12 @@
  *
  * A request of a lost path is done if the receiver must have it, and else leaves again. The receiver says how many
  * immediates it has taken from each queue. Since the queue kept order, it has everything before the last of them:
- *   - a write with immediate that was not taken has told the receiver nothing, so neither side has reused any memory
- *     for which it stands: it may be written again. So may the plain writes that precede it.
- *   - a plain write that no immediate follows is one whose op is pending: its caller has told nobody of it.
- *   - a word (credits) is replayed after the words before it and before those that are newer.
- *   - a read is done only when its data is here. What was taken after it says nothing of that, unless it was fenced.
- * All requests of a queue go to one other queue, its carrier, in their order, as there is room. */
+ *   - the receiver knows nothing of a write with immediate that was not taken. So neither side has reused its memory,
+ *     and it may be written again. So may the plain writes before it.
+ *   - if no immediate follows a plain write, its op is still pending: its caller has told nobody of it.
+ *   - words (credits) are replayed in their order.
+ *   - a read is done only when its data is here. A later request that was taken does not show that, unless it was
+ *     fenced. All requests of a queue go to one other queue, its carrier, in their order, as there is room. */
 #include <errno.h>
 
 #include "transport/order/order_cut.h"
@@ -16,7 +16,7 @@
 #include "transport/order/stripe.h"
 #include "transport/order/wire.h"
 
-/* The backlog of a stopped path: so large that no request is ever given to it. It is exact as a float. */
+/* The backlog of a stopped path: so large that no request is ever given to it. A float can represent it exactly. */
 #define STOPPED_BACKLOG (1ull << 60)
 
 /* The backlog of a standby path: more than a working path ever has, and less than a stopped path's. */
@@ -46,7 +46,7 @@ void prs_order_rest(struct prs_order *order)
             continue;
         path->use = rests ? PRS_PATH_RESTING : PRS_PATH_USED;
         path->inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
-        path->since_ns = path->done_bytes = 0; /* what it carried on standby tells nothing about its rate */
+        path->since_ns = path->done_bytes = 0; /* what it carried while on standby says nothing about its rate */
         for (uint32_t k = 0; k < queues_per_path(order); k++)
             order->queue[queue_on_path(order, i, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
     }
@@ -128,7 +128,7 @@ static uint32_t end_of_taken(const struct prs_order_queue *queue, uint32_t immed
     return end;
 }
 
-/* Reads before this position have their data: a request that was taken has waited for them. */
+/* The position before which reads have their data: a fenced request that was taken has waited for them. */
 static uint32_t end_of_read(const struct prs_order_queue *queue, uint32_t end)
 {
     for (uint32_t at = end; at != queue->tail; at--)
@@ -331,7 +331,7 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
     add_backlog(order, index, wr->len_bytes);
     if (!path_is_stopped(order, index))
         return;
-    /* The carrier was lost in its turn. Its own carrier follows. */
+    /* The carrier is stopped, too: post nothing there. When it is lost, its own carrier gets the request. */
     order->dirty &= ~(1ull << index);
     if (prs_order_path_is_lost(order, to->path))
         order->replaying |= 1ull << index;

@@ -426,8 +426,8 @@ int prs_order_settle(struct prs_order *order)
     return PRS_AGAIN;
 }
 
-/* Return the mask of the queues with a signal in flight. The need of a held signal does not cover the signals that were
- * held before it and have left since; it must not overtake them. */
+/* Return the mask of the queues with a signal in flight. A held signal must not overtake signals that were held before
+ * it and have been sent since, and its `need` does not include these. */
 static uint64_t unfinished_signals(struct prs_order *order)
 {
     for (uint64_t left = order->signal_used; left; left &= left - 1) {
@@ -459,7 +459,7 @@ void prs_order_release(struct prs_order *order)
             return;
         index = queue_of(order, &held->signal, need);
         if (admit_signal(order, index, held->op, &held->signal, &held->keys))
-            return; /* that queue is full: its next completion tries again */
+            return; /* that queue is full: try again at its next completion */
         /* MUTANT(order) held signals leave oldest first: delete */
         order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
         order->held_count--;

@@ -36,7 +36,7 @@ struct prs_policy_facts {
 int prs_policy_choose(enum prs_policy wanted, const struct prs_policy_facts *facts, enum prs_policy *out, char *why,
                       size_t why_bytes);
 
-/* Do signals travel as records, which the receiver raises? Either because it counts, or because the NIC cannot add. */
+/* Do signals travel as records, which the receiver raises? They do under `counted`, and where the NIC cannot add. */
 static inline bool prs_policy_signals_are_records(enum prs_policy policy, bool nic_adds)
 {
     return policy == PRS_POLICY_COUNTED || !nic_adds;

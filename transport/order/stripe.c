@@ -37,7 +37,7 @@ void prs_stripe_cut(struct prs_stripe *stripes, uint32_t count, uint64_t len_byt
     uint32_t best = prs_stripe_fastest(stripes, count, len_bytes);
     float finish;
 
-    /* Leave out one stripe a round: the others then finish later, which cannot bring that stripe back. */
+    /* Each round leaves out one stripe. The others then finish later, so a stripe that was left out stays out. */
     for (;;) {
         uint32_t worst = count;
         float least = STRIPE_MIN_BYTES;

@@ -43,9 +43,9 @@ struct prs_record {
 };
 static_assert(sizeof(struct prs_record) == 32, "part of the wire format");
 
-/* The key of a record's word. With all 64 bits the record would not fit the inline limit of EFA. A key of 32 bits stays
- * as it is. Only the receiver reads it: it knows the whole key of its memory, and looks that up where it may be longer.
- * The odd factor keeps keys apart that are a number and a generation. */
+/* The key of a record's word. With all 64 bits the record would not fit the inline limit of EFA. A key of 32 bits is
+ * not changed. Only the receiver reads the short key: where keys may be longer, it looks up the whole key of its own
+ * memory. The odd factor makes keys differ that consist of a number and a generation. */
 static inline uint32_t prs_record_key(uint64_t key)
 {
     return (uint32_t)key ^ (uint32_t)(key >> 32) * 0x9e3779b1u;

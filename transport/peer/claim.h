@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A word of device memory that one peer of this process alone may write. */
+/* A claim on a word of device memory: while one peer holds it, no other peer of this process may write the word. */
 #ifndef TRANSPORT_CLAIM_H
 #define TRANSPORT_CLAIM_H
 

@@ -114,8 +114,7 @@ bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_not
     if (!peer->failover || note->path >= peer->path_count)
         return false;
     path = &peer->failover->path[note->path];
-    /* The stream keeps order, so notes that a side sent before it gave the path up arrive before the note that it
-     * did. */
+    /* The stream keeps order: what a side sends before it gives a path up arrives before its DOWN. */
     /* MUTANT(peer) a note is about the queues in use: s/note->epoch == path->epoch &&// */
     /* MUTANT(peer) a path is told of once: s/&& !path->told// */
     return (note->type == PRS_NOTE_DOWN && note->epoch == path->epoch && !path->told) ||
@@ -292,24 +291,25 @@ int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
 {
     struct prs_order_path *lost = &peer->order.path[path];
 
-    if (lost->probe == PRS_PROBE_WORKS) /* even if another error of the path is the one that gives it up */
+    if (lost->probe == PRS_PROBE_WORKS) /* noted also if the path is given up for another error */
         lost->probe = PRS_PROBE_FAILED;
     if (!prs_peer_lost_path(peer, path))
         return PRS_AGAIN;
     if (peer->failover->path[path].stage != PRS_PATH_DOWN)
-        return 0; /* replay() does it */
+        return 0; /* replay() ends the loopback queue later */
     return end_loopback(peer, path);
 }
 
 static int finish_replay(struct prs_peer *peer, uint32_t path)
 {
-    /* If the NIC flushes nothing, its loopback queue does not report that it has failed. */
+    /* A NIC that flushes nothing does not report that its loopback queue has failed. */
     int r =
         peer->order.path[path].probe == PRS_PROBE_FAILED || peer->link[path]->unflushed ? end_loopback(peer, path) : 0;
 
     if (r)
         return r;
-    /* Credits and flushes have waited for this: no completion may come that would start them. */
+    /* Credits and flushes have waited for the end of the replay. Start them here, since perhaps no completion comes
+     * that would. */
     return peer->records ? prs_records_raise(peer) : 0;
 }
 
@@ -359,7 +359,7 @@ static int step_path(struct prs_peer *peer, uint32_t path)
     if (lost->told)
         return replay(peer, path);
     if (prs_order_path_is_lost(&peer->order, path))
-        return 0; /* nobody waits for this: nothing was sent over these queues */
+        return 0; /* no time limit: nothing was sent over these queues */
     /* MUTANT(peer) the other side answers in time: delete */
     if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
         return prs_peer_fail(

@@ -16,9 +16,9 @@
  * process (watch.c) answers for it: it fences, drains and tells. What it polls meanwhile it keeps for the owner, who
  * alone takes arrivals and completions, uses the order engine, and replays.
  *
- * The stream also carries a note of another kind: the other side has lost some other rank, so it sends nothing more
- * (connect/team_loss.h). What has arrived may not be taken yet, so the note is only kept, and ends the peer once
- * nothing has come for long (health.c). */
+ * The stream also carries notes of another kind, LOST: the other side has lost some other rank, so it sends nothing
+ * more (connect/team_loss.h). Data that it sent before may not have been taken yet. So the note is only kept, and the
+ * peer fails when nothing has arrived for some time (health.c). */
 #ifndef TRANSPORT_FAILOVER_H
 #define TRANSPORT_FAILOVER_H
 
@@ -41,7 +41,7 @@ enum prs_path_stage {
     PRS_PATH_DRAINING,
     PRS_PATH_AGREEING, /* the other side was told */
     PRS_PATH_DOWN,
-    /* it has new queues, which receive. It sends once the other side has said that its queues work, too */
+    /* it has new queues, which receive. They send when the other side has said that its queues work, too */
     PRS_PATH_JOINED,
 };
 
@@ -52,7 +52,7 @@ enum prs_attempt {
     PRS_ATTEMPT_CONNECTING, /* the other side has accepted */
     PRS_ATTEMPT_TRYING,     /* a write of no bytes is in flight on each queue */
     PRS_ATTEMPT_GIVEN_UP,   /* the other side was told; wait for its answer */
-    PRS_ATTEMPT_ENDED,      /* the owner is to close the queues */
+    PRS_ATTEMPT_ENDED,      /* the owner must close the new queues */
 };
 
 /* What travels on the TCP stream once the peers are connected. A farewell is its first byte alone. */
@@ -107,12 +107,12 @@ struct prs_failover_path {
     uint64_t again_ns; /* no new attempt before this time; while an attempt connects or tries: its limit */
     uint8_t failures;  /* failed attempts in a row, up to a maximum */
     enum prs_attempt attempt;
-    bool asked;     /* the other side offers queues: those in `theirs` */
-    bool accepted;  /* the other side has accepted ours, and `theirs` has its own */
-    bool confirmed; /* READY has come */
+    bool asked;     /* the other side has offered its queues: `theirs` is its OFFER */
+    bool accepted;  /* the other side has accepted our queues: `theirs` is its ACCEPT */
+    bool confirmed; /* READY has arrived */
     struct prs_wire_note theirs;
     struct prs_link *next; /* new queues that are not used yet */
-    uint32_t done;         /* of them: connected, or tried */
+    uint32_t done;         /* how many of them are connected or, later, tried */
 };
 
 struct prs_failover {
@@ -121,7 +121,7 @@ struct prs_failover {
     struct prs_light_lock lock; /* each progress uses this and the next three, which are on one cache line */
     bool attended;              /* the thread has done something since the owner's last progress */
     uint32_t away;              /* paths that are not UP */
-    uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
+    uint64_t expect_until_ns;   /* until then, look for a note that was announced; 0: none was */
     struct prs_event *kept;     /* what the thread has polled, for the owner */
     uint32_t kept_count, kept_room;
     struct prs_watched watched; /* for watch.c */
@@ -132,12 +132,12 @@ struct prs_failover {
     struct prs_failover_path path[PRS_MAX_RAILS];
 };
 
-/* What a peer has been told by a note LOST. */
+/* A note LOST that has arrived, or a part of it. */
 struct prs_loss {
     uint64_t since_ns; /* 0: the note has not come completely */
     uint32_t rank;
     char why[PRS_LOSS_TEXT];
-    struct prs_wire_note in; /* where nothing else is read: without failover */
+    struct prs_wire_note in; /* the part that has arrived; used only without failover */
     uint32_t in_bytes;
 };
 
@@ -162,13 +162,14 @@ void prs_failover_close(struct prs_peer *peer);
 void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why);
 /* Note what the other side has taken of a path that is fenced here. */
 void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
-/* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
- * left. */
+/* May the other side send this note now? Only for DOWN, OFFER, ACCEPT and READY. Whether another path is left after a
+ * DOWN is not checked. */
 bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
 /* Poll a path that is given up, and keep the events for the owner. The owner need not know of flushed requests. Return
  * true if there are new ones. */
 bool prs_failover_keep_events(struct prs_peer *peer, uint32_t path);
-/* Is it known what has arrived over the path? Where the NIC flushes nothing, take what is there, and end its queues. */
+/* Is it known what has arrived over the path? If the NIC flushes nothing, this takes what has arrived, and destroys the
+ * queues. */
 bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path);
 /* Tell the other side what this one has taken of a path that is drained. */
 void prs_failover_tell(struct prs_peer *peer, uint32_t path);

@@ -138,7 +138,7 @@ struct prs_stream {
     int fd;
     uint8_t cookie[16];
     char remote[PRS_ADDRESS_TEXT];
-    bool is_stranger; /* no frame with the cookie has come: errors are not logged, since anybody may cause them */
+    bool is_stranger; /* no frame with the cookie has arrived: errors are not logged, since anybody may cause them */
     size_t in_bytes, out_bytes, out_done;
     struct {
         struct prs_frame_head head;
@@ -163,7 +163,8 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
 /* Return 0 or -EPROTO. */
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
-/* Describe our own rails for the other side, where they are now. standby: the last one is. */
+/* Describe our own rails, with their present addresses, for the other side. standby: the last rail is a standby
+ * rail. */
 void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, bool standby,
                     struct prs_rail_address *own, struct prs_wire_rail *out);
 /* Pair the rails of two sides: by rail id where both know it, else by position. Rails with different ids are paired

@@ -17,8 +17,9 @@
 enum {
     /* Wait this long for the farewell of the other side after its queues are gone. */
     FAREWELL_MS = 500,
-    TOUCH_MS = 1000, /* between two writes that ask whether the peer is alive */
-    LOSS_MS = 500,   /* after a note LOST: what had arrived before it is taken and raised in far less */
+    TOUCH_MS = 1000, /* between two writes that test whether the peer is alive */
+    /* From a note LOST to the error. What had arrived before the note is taken and raised in much less time. */
+    LOSS_MS = 500,
 };
 
 static bool is_last_path(const struct prs_peer *peer)
@@ -110,8 +111,9 @@ static const struct prs_event *kept_failure(const struct prs_peer *peer)
 }
 
 /* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
- * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error. Its
- * farewell may still arrive, so keep the failure until then. */
+ * zero-byte write that tests whether the other side is alive. If the other side has closed, or its state cannot be
+ * found out, only a caller that waits gets an error. The farewell of the other side may still arrive, so keep the
+ * failure until then. */
 static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
 {
     struct prs_event *kept = failure_on_path_of(peer, failure);
@@ -154,7 +156,7 @@ static bool replace_failed_paths(struct prs_peer *peer)
 }
 
 /* Is it still unknown whether the other side has closed? Its farewell comes shortly after its queues are gone. A NIC
- * that retries for seconds reports that later; some providers of libfabric report it at once. */
+ * that retries for seconds reports missing queues after that; some providers of libfabric report them at once. */
 static bool may_have_closed(const struct prs_peer *peer)
 {
     return peer->nic->fails_early && !peer->remote_gone && !peer->remote_closed && peer->stream_fd >= 0;
@@ -201,8 +203,8 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
     return has_awaited_requests(&peer->order) ? fail_closed(peer) : 0;
 }
 
-/* The network of the TCP stream has failed, so it no longer shows that a silent peer has died. The network of the rails
- * may be well. So post a zero-byte write to the peer now and then: the NIC reports whether it answers. */
+/* The network of the TCP stream has failed, so the stream no longer shows that a silent peer has died. The network of
+ * the rails may still work. So post a zero-byte write to the peer now and then: the NIC reports whether it answers. */
 static PRS_COLD int touch_peer(struct prs_peer *peer)
 {
     uint64_t now_ns = prs_clock_ns();
@@ -305,7 +307,7 @@ int prs_health_check(struct prs_peer *peer)
     if (peer->farewell_ns)
         return await_farewell(peer);
     if (peer->records && peer->records->raise.refused_ns)
-        return prs_records_raise(peer); /* a signal waits for another peer of this process */
+        return prs_records_raise(peer); /* a signal waits because another peer of this process has claimed its word */
     r = check_rails(peer, has_awaited_requests(&peer->order));
     if (!r && peer->loss)
         r = end_after_loss(peer);

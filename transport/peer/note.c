@@ -11,7 +11,7 @@
 
 void prs_note_send(struct prs_peer *peer, const struct prs_wire_note *note)
 {
-    /* It fits the buffer of the socket: few are sent in the life of a peer. If the connection is broken, reading from
+    /* The note fits the buffer of the socket, since a peer sends few notes. If the connection is broken, reading from
      * it tells why. */
     if (send(peer->stream_fd, note, sizeof(*note), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*note))
         PRS_DEBUG("%s: cannot be told of a failure: %s", peer->remote, strerror(errno));
@@ -35,7 +35,7 @@ void prs_note_tell_loss(struct prs_peer *peer, uint32_t rank, const struct prs_p
     if (peer->told_of_loss || peer->stream_fd < 0 || peer->remote_closed)
         return;
     peer->told_of_loss = true;
-    /* Which rails the connection had is of no use elsewhere. */
+    /* Leave out the description of the failed connection: its rails mean nothing to the other side. */
     snprintf(note.loss, sizeof(note.loss), "%.*s",
              rest > failed->error_text + 2 ? (int)(rest - failed->error_text - 2) : (int)sizeof(note.loss),
              failed->error_text);

@@ -12,8 +12,8 @@ struct prs_wire_note;
 void prs_note_send(struct prs_peer *peer, const struct prs_wire_note *note);
 /* Tell the other side that this peer has failed, so that it need not wait. */
 void prs_note_tell_failure(struct prs_peer *peer, const char *why);
-/* Tell the other side, once, that this one has lost `rank`, since the peer to it has failed, and sends nothing more.
- * The caller holds the lock of the peer. */
+/* Tell the other side, once, that this side has lost `rank` (`failed` is the peer to that rank) and sends nothing more.
+ * The caller holds the lock of `peer`. */
 void prs_note_tell_loss(struct prs_peer *peer, uint32_t rank, const struct prs_peer *failed);
 
 #endif

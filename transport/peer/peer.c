@@ -56,7 +56,8 @@ int prs_peer_post(struct prs_peer *peer)
     return r;
 }
 
-/* Nothing in flight would report an op that waits: post it at once, unless the caller has more for its doorbell. */
+/* If nothing is in flight, no completion will come that would lead to posting later: post at once, unless the caller
+ * has more for the same doorbell. */
 static inline bool posts_at_once(const struct prs_peer *peer)
 {
     return prs_order_idle(&peer->order) && !peer->batching;

@@ -40,11 +40,11 @@ struct prs_peer {
     uint16_t unposted;
     uint16_t path_count;
     bool measured;                   /* several paths: completions are timed */
-    bool offers;                     /* this side has connected; when a path comes back, it takes the first step */
+    bool offers;                     /* this side was the connector: it offers new queues when a path comes back */
     bool exclusive_adds;             /* as in struct prs_peer_options */
     bool no_signals;                 /* likewise */
-    bool unlisted;                   /* there is a list, and the peer is not in it */
-    bool shares;                     /* its thread polls shared completion queues for it */
+    bool unlisted;                   /* the thread has a list, and the peer is not in it */
+    bool shares;                     /* its thread polls shared completion queues instead of this peer's */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;             /* set it to PRS_PEER_IDLE_POLLS to have a check at the next poll */
     /* value of idle_polls after a poll that found something; high while the TCP stream must be watched */
@@ -56,14 +56,14 @@ struct prs_peer {
     struct prs_link *link[PRS_MAX_RAILS];
     struct prs_queue *queue[PRS_ORDER_MAX_QUEUES]; /* the first queue is on the second cache line */
     struct prs_order order;
-    /* Of messages. */
+    /* Notifications. */
     prs_notify_fn *on_notify;
     void *user;
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     uint32_t idle_looks; /* at the clock */
     uint64_t checked_ns; /* when the stream was last checked */
-    /* Of its thread. */
+    /* The list of the peer's thread. */
     struct prs_peer_list *list;
     struct prs_peer *next_listed;
     /* Set once. */
@@ -86,12 +86,12 @@ struct prs_peer {
     bool remote_closed;    /* its farewell has arrived */
     bool remote_gone;      /* the other side has closed, and nothing more has arrived for long */
     bool told_of_loss;     /* this side has sent a note LOST */
-    struct prs_loss *loss; /* the other side has sent one; NULL: not a byte of it */
-    uint64_t touch_ns;     /* when the next of these writes is due */
-    /* a request has failed that no caller waits for, or before a farewell could arrive; a farewell until this time
-     * explains it */
+    struct prs_loss *loss; /* what has arrived of the other side's note LOST; NULL: nothing */
+    uint64_t touch_ns;     /* when the next such write is due */
+    /* A request has failed, but no caller waits for it, or the other side's farewell may still arrive. Wait for the
+     * farewell until this time. */
     uint64_t farewell_ns;
-    struct prs_event failure[PRS_MAX_RAILS]; /* by path: the first such failure, if its kind is PRS_EVENT_ERROR */
+    struct prs_event failure[PRS_MAX_RAILS]; /* by path: the failure kept until then, if of kind PRS_EVENT_ERROR */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

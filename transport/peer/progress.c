@@ -10,7 +10,8 @@
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 
-enum { FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST /* more than all flushed receives of several queues */ };
+/* In so many polls come all flushed receives of several queues, and more. */
+enum { FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST };
 
 /* ---- events ---- */
 
@@ -130,7 +131,7 @@ static PRS_COLD int check_health(struct prs_peer *peer)
 /* Return 0 or -errno. */
 static PRS_COLD int check_health_if_due(struct prs_peer *peer)
 {
-    /* a check that was asked for may come at each poll, and reads the clock itself */
+    /* A check that was requested is made at the next poll, and reads the clock itself. */
     bool asked = peer->idle_polls > PRS_PEER_IDLE_POLLS;
 
     if (!asked) {
@@ -278,13 +279,13 @@ int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct
 
         if (r)
             return r;
-        /* Did it begin to connect to an earlier context with the same id, which has been closed meanwhile? */
+        /* Not if the peer began to connect for an earlier context with the same id, which was closed meanwhile. */
         shares &= prs_cq_group_has(cqs, peer->link[i]->cqs);
     }
     peer->shares = shares;
     peer->list = list;
     peer->unlisted = true;
-    prs_peer_want_progress(peer); /* it may have been used before */
+    prs_peer_want_progress(peer); /* the peer may have been used before */
     return 0;
 }
 

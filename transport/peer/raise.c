@@ -136,7 +136,7 @@ static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record, 
     return prs_order_self(&peer->order, NULL, &wr) ? PRS_AGAIN : 0;
 }
 
-/* Sets that were in flight on the lost rail will leave over this path, so give them the keys of its rail. */
+/* Sets that were in flight on the lost rail are repeated over this path, so give them the keys of this path's rail. */
 static int show_keys(struct prs_peer *peer, uint32_t path)
 {
     struct prs_domain *domain = peer->link[path]->rail->domain;

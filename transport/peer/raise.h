@@ -28,7 +28,7 @@ struct prs_raise {
     struct prs_claim claim;          /* of the word, unless IDLE */
     /* when the claim was first refused; it is retried at each progress call. 0: not refused */
     uint64_t refused_ns;
-    volatile uint64_t *landing; /* receives the value that is read; registered on the first path */
+    volatile uint64_t *landing; /* the read stores the value here; registered on the first path */
     uint32_t landing_key;
 };
 

@@ -18,9 +18,9 @@ struct prs_records {
     uint32_t credits_sent;
     bool credits_wanted; /* the peer waits for credits, even for a few */
     struct prs_raise raise;
-    /* Flushing: reads that make data visible before a signal in device memory (see flush_before()). */
+    /* Flushes: reads that make data visible before a signal in device memory is raised (see flush_before()). */
     uint64_t unordered;             /* arrivals of data that needs a flush */
-    uint64_t flushed, flush_covers; /* how many of these are visible now, and how many will be when the flush is done */
+    uint64_t flushed, flush_covers; /* how many of them are visible now, and will be when the flush is done */
     uint64_t *ready_at; /* [PRS_RECORDS]: unordered + 1 when the record was first found complete; 0: not yet */
     uint64_t flushes;
     bool flushing;

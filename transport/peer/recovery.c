@@ -82,8 +82,8 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
     }
 }
 
-/* Say that nothing was taken: nothing has arrived over queues that this side does not use yet, and nothing that counts
- * was sent. */
+/* Send a DOWN for the new queues. Its counts are 0: this side does not use these queues yet, so nothing has arrived
+ * over them, and it has sent no immediates. */
 static void tell_nothing_taken(struct prs_peer *peer, uint32_t path, const char *why)
 {
     struct prs_wire_note note = {

@@ -6,13 +6,13 @@
  *                                                 its port is up: makes queues, connects them, receives on them
  *                                              <- ACCEPT
  *   connects its queues, writes no bytes over each
- *   they were answered: uses the path, READY ->
+ *   the writes are done: uses the path, READY ->
  *                                                 uses the path
  *
- * Until ACCEPT either side may take as long as it likes: nobody waits. From then on each side that sees a failure gives
- * the new queues up as in failover.h, by a DOWN that names their epoch, and the other side answers it. So a side that
- * has sent learns what was taken, and neither makes queues again before it knows that those before are given up at both
- * sides. The old queues are destroyed before the new ones take their place.
+ * Until ACCEPT either side may take as long as it likes: nobody waits. After ACCEPT a side that sees a failure gives
+ * the new queues up as in failover.h: it sends a DOWN that names their epoch, and the other side answers with its own.
+ * So a side that has sent over them learns what was taken, and no side makes queues again before it knows that both
+ * have given up the last ones. The old queues are destroyed before the new ones take their place.
  *
  * The owner does the work, while it makes progress. The thread of watch.c only keeps notes for it, and answers a
  * DOWN. */

@@ -18,7 +18,7 @@ int prs_error_raise(const char *file, int line, int code, const char *format, ..
 /* Keep a text without logging it: for an error that was logged before and is now returned again. */
 int prs_error_repeat(int code, const char *text);
 
-/* For a caller that goes on after an error, and returns the first one: a later one replaces this thread's text. */
+/* For a caller that continues after an error and returns the first error: later errors replace this thread's text. */
 struct prs_first_error {
     int code; /* 0: none; the caller sets it to 0 */
     char text[512];
@@ -33,7 +33,7 @@ static inline void prs_error_keep(struct prs_first_error *first, int r)
         prs_error_keep_text(first, r);
 }
 
-/* Return 0, or the first error, and its text is this thread's again. */
+/* Return 0, or the first error, whose text becomes this thread's text again. */
 static inline int prs_error_kept(const struct prs_first_error *first)
 {
     return first->code ? prs_error_repeat(first->code, first->text) : 0;

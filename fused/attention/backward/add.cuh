@@ -7,8 +7,8 @@
 #include "fused/attention/backward/load.cuh"
 #include "fused/attention/credit.cuh"
 
-/* Waits until the tasks before have added to this block. This wait has no limit: those tasks run on this GPU, and wait
- * only for data that bounded waits of their CTAs bring. */
+/* Waits until the earlier tasks have added to this block. This wait needs no time limit: those tasks run on this GPU,
+ * and their own waits for data have limits. */
 PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
 {
     while (prs_load_acquire_gpu(turn) < want) { /* [dq-turn]: what the task before has added */
@@ -45,7 +45,7 @@ PRS_DEVICE struct backward_turn turn_of(const struct prs_backward_args &args, co
     return {sum, prs_backward_stripe_turn(&args.stream.stripes, s, &t, position)};
 }
 
-/* step: how many came before. */
+/* step: how many blocks came before. */
 template <class E>
 PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct backward_turn &x, uint32_t step)
@@ -56,7 +56,7 @@ PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct att
     /* MUTANT(emulator attention_backward/causal_alone_is_right) tasks add in turn: delete */
     await_turn(args.sums.turns + x.sum, x.want);
     mbarrier_wait(&m.sum_full[buffer], phase);
-    if (x.want == 0) /* nothing is there */
+    if (x.want == 0) /* the sum has no value yet */
         bulk_store(to, from, E::warpgroups * E::sum_bytes);
     else
         bulk_add_f32(to, from, E::warpgroups * E::sum_bytes);

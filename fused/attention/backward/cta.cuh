@@ -14,7 +14,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int block = PRS_BACKWARD_BLOCK;
     static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
     static constexpr bool far = FAR != 0;
-    static constexpr bool terms = far;            /* travel with the queries */
+    static constexpr bool terms = far;            /* terms travel with the queries */
     static constexpr bool striped = STRIPED != 0; /* stripes.h */
     static constexpr bool capped = CAPPED != 0;   /* striped only; a kernel of its own, because registers are few */
     static constexpr bool mirrored = !striped;

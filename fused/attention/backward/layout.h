@@ -15,7 +15,7 @@ enum {
     PRS_FINISH_THREADS = 256
 };
 
-/* What the pass needs to know of a query row. In rows that only fill a tile, all is zero. */
+/* What the pass needs to know of a query row. Rows that fill up a tile have zeros. */
 struct prs_backward_term {
     float lse;   /* times log2(e) */
     float delta; /* the sum of out * dout, less dlse */
@@ -36,7 +36,7 @@ struct prs_backward_sums {
 
 /* The same between nodes: sums for ranks of other nodes lie in staging memory before they are put. */
 struct prs_backward_far {
-    uint64_t parts, leaving; /* places in staging memory: of parts that arrive, and of parts that are put */
+    uint64_t parts, leaving; /* offsets in staging memory: of parts that arrive, and of parts that are put */
     /* for each query head and rank of another node: how many sums lie there; 0 between launches */
     uint32_t *converted;
 };

@@ -12,11 +12,11 @@
 #include "transport/util/error.h"
 
 enum {
-    TILES_TOGETHER = 8, /* with one rank: so many tasks of a head run at a time */
+    TILES_TOGETHER = 8, /* with one rank: how many tasks of a head run at a time */
     LEAST_HEADS = 3,
     LEAST_STRIPED = 2,
-    TASKS_OF_TWO = 96,  /* a head with so many tasks needs one other head beside it */
-    TASKS_OF_ONE = 192, /* a head with so many tasks needs no other */
+    TASKS_OF_TWO = 96,  /* from so many tasks of a head on, two heads at a time are enough */
+    TASKS_OF_ONE = 192, /* from so many on, one head is enough */
 };
 
 /* Offsets in the memory of this rank alone: of tasks, claims, finished groups, the number of tasks of each group,
@@ -39,7 +39,7 @@ struct prs_attention_backward_plan {
     struct prs_finish_args finish;
     struct prs_find_parts_args find; /* of the launch that is being enqueued; packed sequences */
     struct own own;
-    /* Lengths: the arguments of all kernels are those of launches with `seq` positions. */
+    /* The arguments of all kernels are at present those of launches with `seq` positions. */
     uint32_t seq;
     struct prs_attention_schedule most; /* of launches with the plan's length */
     struct prs_lay_tasks_args lay;      /* of shorter ones */
@@ -211,7 +211,7 @@ static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
     return sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float);
 }
 
-/* Bytes of the sums for the queries of so many ranks, as they are sent. */
+/* Bytes of the sums for the queries of `ranks` ranks, in the type in which they are sent. */
 static uint64_t part_bytes(const struct prs_attention_backward_plan *p, uint32_t ranks)
 {
     uint64_t world = p->base.ctx->config.world;
@@ -333,8 +333,8 @@ static int open_own(struct prs_attention_backward_plan *p)
     return upload_tasks(p);
 }
 
-/* Numbers of the plan's needs. Staging: the stream, terms, parts of dq that arrive, parts for other nodes. Flags: a
- * count of parts for each rank, arrival counters in two banks, credits. */
+/* The needs of the plan (core/plan.h), by number. Staging: the stream, terms, parts of dq that arrive, parts for other
+ * nodes. Flags: a count of parts for each rank, arrival counters in two banks, credits. */
 enum { STAGING, FLAGS, SIGNALS, SWITCH };
 
 static uint64_t flag_words(const struct prs_attention_schedule *s)

@@ -79,7 +79,7 @@ template <int TYPE, int RESULT, bool WIDE> static __global__ void sum(const __gr
     }
 }
 
-/* FROM: of the product. */
+/* Types (enum prs_dtype). TYPE: of the bias; FROM: of the product; RESULT: of C. */
 template <int TYPE, int FROM, int RESULT>
 static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
 {
@@ -129,7 +129,7 @@ struct instances {
     void (*inbox_rows)(const struct prs_unfused_row_sum);
     void (*norm)(const struct prs_unfused_norm_rows);
     void (*finish)(const struct prs_unfused_finish);     /* for a product of type `result` */
-    void (*finish_sum)(const struct prs_unfused_finish); /* of one of type `type` */
+    void (*finish_sum)(const struct prs_unfused_finish); /* for a product of type `type` */
 };
 
 template <int TYPE, int RESULT> static constexpr struct instances make(void)

@@ -59,8 +59,8 @@ struct sn_agent {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting and stopping agents */
 
-/* One side, as the initiator described it. The peer's memory (an owner's own) is looked up again: the key may be gone,
- * and whatever else the job says, nothing outside registered memory may be touched. */
+/* Take one side of the copy from the initiator's description. The peer's memory, which is the owner's own, is looked up
+ * again: its key may be gone, and a wrong description must not make the agent touch memory that is not registered. */
 static bool spans_take(struct sn_span *to, const struct sn_agent_span *from, uint32_t count, uint32_t proc, bool peers)
 {
     for (uint32_t i = 0; i < count; i++) {

@@ -85,8 +85,8 @@ static void spans_put(const struct sn_world *world, struct sn_agent_span *to, co
             from[i].mr == SN_NONE ? 0 : __atomic_load_n(&world->mrs[from[i].mr].key, __ATOMIC_ACQUIRE), from[i].kind};
 }
 
-/* Slots are taken wherever one is free, so the order of posting is kept separately. There is always room: every entry
- * has a slot, or was withdrawn, which the agent soon finds. */
+/* A job takes any free slot, so the order of posting is kept separately. The list always has room: each entry has a
+ * slot, except those of withdrawn jobs, which the agent soon removes. */
 static void order_put(struct sn_agent_shm *shm, const struct sn_job *q)
 {
     pthread_mutex_lock(&order_mutex);

@@ -58,7 +58,7 @@ static uint64_t cable_cross(struct sn_dev *from, struct sn_dev *to, uint64_t now
     return arrived;
 }
 
-/* The NIC handles one request at a time. As above, a queue pair that waits at a fence does not hold it. */
+/* The NIC handles one request at a time. A queue pair that waits at a fence does not occupy it (see cable_cross()). */
 static uint64_t nic_start(struct sn_dev *dev, uint64_t now, uint64_t at, uint64_t cost)
 {
     uint64_t start;

@@ -93,7 +93,7 @@ struct sn_qp {
     uint32_t sq_size, sq_stride; /* entries (a power of two, at least cap.max_send_wr); bytes of each */
     uint32_t sq_start;           /* position of the first entry: where the queue was last empty */
     uint8_t *sq;
-    uint16_t *turn;      /* SRD: which entry is at a position; NULL: positions are entries */
+    uint16_t *turn;      /* SRD: [position] index of its entry; NULL: the position itself is the index */
     uint32_t exec, done; /* positions: next to execute, next to complete; the runner's */
     uint32_t tail;       /* position: next to post */
     uint32_t freed;      /* positions below are free again: their completions were polled */

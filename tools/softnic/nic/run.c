@@ -14,7 +14,7 @@ enum {
     RUN_BATCH_BYTES = 4 << 20, /* after this many, other queue pairs of the engine get a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
-    PIPELINE_POLL_NS = 1000,   /* looking whether a copy is done costs a tenth of that */
+    PIPELINE_POLL_NS = 1000,   /* time between two checks whether a copy is done; a check takes a tenth of that */
     RETRY_FIRST_NS = 50000,
     RETRY_MAX_NS = 2000000,
     RNR_FOREVER = 7,
@@ -301,7 +301,7 @@ static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
                 w->due_exec = retry(qp, w, r);
                 if (w->due_exec)
                     continue;
-                r = sn_pipeline_retire(qp, w, !started); /* now it has failed, and is retired */
+                r = sn_pipeline_retire(qp, w, !started); /* no retries are left: the request has failed, so retire it */
             }
             if (r == SN_EXEC_BUSY)
                 return sn_now_ns() + PIPELINE_POLL_NS;

@@ -18,8 +18,8 @@ enum {
     CHAIN_PAIRS = 16, /* posted with one call */
 };
 
-/* A chain of writes, each of one piece or of the first bytes of one, posted with one call; the last `signaled` of them
- * are signaled. */
+/* Post a chain of `count` writes with one call. Write i sends the first `bytes` bytes of piece i. The last `signaled`
+ * writes are signaled. */
 static void burst_post_of(struct side *side, const struct buf *from, uint32_t bytes, struct remote to, int count,
                           int signaled, enum ibv_wr_opcode opcode)
 {

@@ -319,8 +319,8 @@ static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_age
 struct sn_copier_shm {
     uint32_t proc; /* process index + 1; 0: there is no copier */
     uint32_t bell; /* futex: counts changes that the copier should look at */
-    /* By process. wanted: the generation of a process that wants an agent; serves: of one that has an agent; else 0.
-     * They are stored apart from the agents, so that looking at all of them touches no other pages. */
+    /* Indexed by process. wanted: the generation of the process if it wants an agent, else 0; serves: likewise, if it
+     * has an agent. They are not stored with the agents, so that reading all of them touches no other pages. */
     uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
 };
 static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");

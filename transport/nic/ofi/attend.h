@@ -10,7 +10,7 @@ struct prs_ofi_endpoint;
 
 /* Return 0 or -errno, logged. */
 int prs_ofi_attend_start(struct prs_ofi_device *device);
-/* No endpoint is left. */
+/* Call it after the last endpoint was removed. */
 void prs_ofi_attend_stop(struct prs_ofi_device *device);
 
 void prs_ofi_attend_add(struct prs_ofi_endpoint *endpoint);

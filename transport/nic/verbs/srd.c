@@ -3,9 +3,10 @@
  * of one queue nor their completions. The layers above learn what EFA lacks from the properties of prs_nic_srd: no
  * order, no fence, no atomics, and no inline payload.
  *
- * Connections share queue pairs (srd_pool.h), and with them completion queues, send slots and receives. Whoever polls
- * takes completions of all of them: its own are returned, the others' wait at their ends. A connection of which nothing
- * may take effect any more waits until the NIC has completed its requests, since a shared queue pair continues. */
+ * Connections share queue pairs (srd_pool.h), and with them completion queues, send slots and receives. A connection
+ * that polls takes the completions of all connections: it returns its own, and keeps those of each other connection at
+ * that connection's end. The queue pair cannot be stopped for one connection. So before a connection may end, it waits
+ * until the NIC has completed its requests. */
 #include "transport/nic/verbs/srd.h"
 
 #include <errno.h>
