@@ -22,8 +22,9 @@
  *     stays after them by itself.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
  *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
- *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h). Held signals
- *     leave in the order in which they were admitted. */
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
+ *
+ * Held signals leave in the order in which they were admitted. */
 #ifndef TRANSPORT_ORDER_H
 #define TRANSPORT_ORDER_H
 

@@ -8,7 +8,9 @@
  *   - if no immediate follows a plain write, its op is still pending: its caller has told nobody of it.
  *   - words (credits) are replayed in their order.
  *   - a read is done only when its data is here. A later request that was taken does not show that, unless it was
- *     fenced. All requests of a queue go to one other queue, its carrier, in their order, as there is room. */
+ *     fenced.
+ *
+ * All requests of a queue go to one other queue, its carrier, in their order, as there is room. */
 #include <errno.h>
 
 #include "transport/order/order_cut.h"
