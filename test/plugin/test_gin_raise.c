@@ -3,10 +3,10 @@
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "test/plugin/gin_job.h"
-#include "transport/util/clock.h"
 
 /* Who drives rank 1 when it releases memory. */
 enum driver { SELF, THREAD, SLOW_THREAD, ENDED_THREAD };
@@ -62,13 +62,22 @@ static int send_signals(struct job *job, uint32_t count)
     return 0;
 }
 
+/* CPU time of this thread. Other programs do not prolong it, and a wait for another thread does: it only yields. */
+static uint64_t cpu_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 /* Release the memory of signals that are done at their sender. */
 static int release_signals(struct job *job, enum driver kind, uint32_t signals)
 {
     uint64_t *words = ranks_words(job->api.ranks);
     struct helper helper = {.job = job, .kind = kind};
     pthread_t thread;
-    uint64_t began_ns;
+    uint64_t began_ms;
 
     if (wait_signal(job, 0, 1)) /* connected */
         return 1;
@@ -79,11 +88,11 @@ static int release_signals(struct job *job, enum driver kind, uint32_t signals)
     __atomic_store_n(&words[1], 1, __ATOMIC_RELEASE);
     while (!__atomic_load_n(&words[0], __ATOMIC_ACQUIRE))
         usleep(100);
-    began_ns = prs_clock_ns();
+    began_ms = cpu_ms();
     CHECK(gin_api_dereg(&job->api, job->signal_handle) == NET_SUCCESS, "signals");
     job->signal_handle = NULL;
     if (kind == ENDED_THREAD) {
-        CHECK(prs_clock_ns() - began_ns < 500000000, "waited for a thread that has ended");
+        CHECK(cpu_ms() - began_ms < 200, "waited for a thread that has ended");
         return 0;
     }
     CHECK(__atomic_load_n(&job->signals[0], __ATOMIC_ACQUIRE) == signals, "%lu were raised",
