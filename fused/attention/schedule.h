@@ -97,9 +97,9 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
     s->room_slabs = s->slabs;
 }
 
-/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each credit keeps its
- * place and its meaning; so does each stage, counter and signal, except in striped attention, where a barrier precedes
- * each launch (doc/fused-notes.md, "Launches shorter than their plan"). */
+/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each credit keeps
+ * its place and its meaning; so does each stage, counter and signal, except in striped attention, where a barrier
+ * precedes each launch (doc/fused-notes.md, "Launches shorter than their plan"). */
 PRS_SHARED struct prs_attention_schedule prs_attention_shorter(const struct prs_attention_schedule *plan, bool striped,
                                                                uint32_t rows)
 {

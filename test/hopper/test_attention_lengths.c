@@ -329,15 +329,15 @@ Test(attention_lengths, that_are_copied_have_the_bits_of_their_own_plan, .timeou
 /* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap} */
 Test(attention_lengths, of_stripes_have_the_bits_of_their_own_plan, .timeout = 600)
 {
-    ASSERT_RIGHT({1, {1, 2, 1, 64, 768, 1, 0, 0, 128, 0, 1}, {256, 768, 512}},
-                 {2, {1, 2, 2, 128, 1024, 0, 1, 0, 128, 0, 1}, {512, 1024, 512}},
-                 {3, {2, 2, 1, 64, 1536, 1, 0, 0, 128, 300, 0, 20}, {768, 1536, 768}});
+    ASSERT_RIGHT({1, {1, 1, 1, 64, 512, 1, 0, 0, 128, 0, 1}, {256, 512, 256}},
+                 {2, {2, 1, 1, 128, 1024, 0, 1, 0, 128, 100, 0, 20}, {512, 1024, 512}},
+                 {3, {1, 2, 1, 64, 1536, 1, 0, 0, 128, 200, 1}, {768, 1536}});
 }
 
 Test(attention_lengths, of_stripes_through_two_buffers_have_the_bits_of_their_own_plan, .timeout = 600)
 {
     ASSERT_RIGHT({2,
-                  {1, 3, 3, 64, 1024, 1, 0, 0, 128, 0, 1},
+                  {1, 3, 3, 64, 1024, 1, 0, 0, 128, 100, 1},
                   {512, 1024, 512, 512},
                   {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }

@@ -11,6 +11,7 @@ so on. Every rank has the same number of rows, and much the same work, whatever 
     whole = perseus.join_sequence(out)                                         # [positions, ...]
 
 How long stripes are follows from the length of the whole sequence (stripe_of()), unless all calls say another one.
+Lengths with the same stripe share plans, as those of ring_attention() do.
 """
 from __future__ import annotations
 
