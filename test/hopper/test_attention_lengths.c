@@ -342,6 +342,16 @@ Test(attention_lengths, of_stripes_through_two_buffers_have_the_bits_of_their_ow
                   {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }
 
+/* A longer launch has other places for the keys of a head: the one before must have been read on all ranks. */
+Test(attention_lengths, of_stripes_wait_for_the_launch_before, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {1, 8, 8, 64, 1024, 0, 0, 0, 128, 60},
+                  {512, 1024, 512, 1024, 512},
+                  {.heads_per_step = 1},
+                  .forward_only = true});
+}
+
 /* Relay slots, signals of slabs, and credit between nodes. */
 Test(attention_lengths_nodes, have_the_bits_of_their_own_plan, .timeout = 600)
 {
