@@ -154,14 +154,14 @@ int prs_attention_deal_whole(struct prs_attention_deal *deal, const struct prs_a
 {
     memset(deal, 0, sizeof(*deal));
     deal->pieces_of = calloc(s->groups, sizeof(*deal->pieces_of));
-    deal->pieces = calloc(s->tasks, sizeof(*deal->pieces));
+    deal->pieces = malloc(s->tasks * sizeof(*deal->pieces));
     if (!deal->pieces_of || !deal->pieces) {
         prs_attention_deal_fini(deal);
         return prs_fail(-ENOMEM, "attention: no memory for %u tasks", s->tasks);
     }
     deal->pieces_count = s->tasks;
     for (uint32_t i = 0; i < s->tasks; i++) {
-        prs_attention_task_at(s, i, &deal->pieces[i].task);
+        deal->pieces[i] = prs_attention_whole(s, i);
         deal->pieces_of[deal->pieces[i].task.group]++;
     }
     return 0;

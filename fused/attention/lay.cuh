@@ -12,7 +12,9 @@ enum { LAY_THREADS = 128 };
 static __global__ void lay_pieces(const __grid_constant__ struct prs_lay_args args)
 {
     uint32_t at = blockIdx.x * LAY_THREADS + threadIdx.x;
-    if (at < args.schedule.tasks)
+    if (at < args.schedule.tasks && args.striped != 0)
+        args.pieces[at] = prs_attention_whole(&args.schedule, at);
+    else if (at < args.schedule.tasks)
         prs_attention_lay_task(&args.schedule, args.cuts, args.cuts_count, at, args.pieces, args.parts);
     if (at < args.schedule.groups)
         args.pieces_of[at] = prs_attention_group_pieces(&args.schedule, args.cuts, args.cuts_count, at);

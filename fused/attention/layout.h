@@ -72,6 +72,7 @@ struct prs_lay_args {
     struct prs_attention_piece *pieces;
     struct prs_attention_part *parts;
     uint32_t *pieces_of; /* [group] */
+    uint32_t striped;    /* no task is cut */
     uint32_t cuts_count;
     struct prs_attention_cut cuts[PRS_ATTENTION_MOST_CUTS];
 };

@@ -123,7 +123,7 @@ static int open_own(struct prs_attention_plan *p)
     size_t counters = most_parts(p) * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
     size_t partial =
         most_parts(p) * prs_attention_partial(s->tile_rows, prs_attention_value_dim(&p->shape)) * sizeof(float);
-    size_t at_claims = p->shape.stripe != 0 ? pieces : 2 * pieces;
+    size_t at_claims = 2 * pieces;
     size_t at_counters = at_claims + sizeof(*a->claims), at_finished = at_counters + counters;
     size_t at_sequences = (at_finished + 3 * groups + 127) / 128 * 128;
     size_t all = at_sequences + prs_attention_parts_bytes(&p->shape);
@@ -196,8 +196,8 @@ static struct dealt *deal_shorter(struct prs_attention_plan *p, const struct prs
     return x;
 }
 
-/* Fills in the arguments of lay_pieces(). */
-static int prepare_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+/* Finds the cuts of a shorter launch for lay_pieces(). */
+static int prepare_cuts(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
 {
     struct dealt *x = NULL;
     if (most_parts(p) > PRS_ATTENTION_MOST_CUTS)
@@ -211,12 +211,20 @@ static int prepare_shorter(struct prs_attention_plan *p, const struct prs_attent
         x = deal_shorter(p, s, seq);
     if (!x)
         return prs_fail(-ENOMEM, "attention: no memory for a launch of %u positions", seq);
-    p->lay.schedule = *s;
-    p->lay.pieces = p->shorter.pieces, p->lay.parts = p->shorter.parts, p->lay.pieces_of = p->shorter.pieces_of;
     p->lay.cuts_count = x->cuts_count;
     memcpy(p->lay.cuts, x->cuts, x->cuts_count * sizeof(*x->cuts));
     p->args.pieces_count = x->pieces_count;
     return 0;
+}
+
+/* Fills in the arguments of lay_pieces(). */
+static int prepare_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+{
+    p->lay.schedule = *s;
+    p->lay.pieces = p->shorter.pieces, p->lay.parts = p->shorter.parts, p->lay.pieces_of = p->shorter.pieces_of;
+    p->lay.striped = p->shape.stripe != 0;
+    p->args.pieces_count = s->tasks;
+    return p->lay.striped != 0 ? 0 : prepare_cuts(p, s, seq);
 }
 
 /* Makes the arguments those of launches of this length. */
@@ -231,7 +239,9 @@ static int take_length(struct prs_attention_plan *p, uint32_t seq)
         return 0;
     p->seq = 0;
     shape.seq = seq;
-    a->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, seq / p->most.place.world);
+    a->schedule =
+        seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, shape.stripe != 0, seq / p->most.place.world);
+    a->stripes.positions = seq;
     a->pieces_count = p->most_pieces;
     if (seq != p->shape.seq)
         r = prepare_shorter(p, &a->schedule, seq);
@@ -241,7 +251,7 @@ static int take_length(struct prs_attention_plan *p, uint32_t seq)
     a->push_gap = prs_attention_tuning_gap(&info);
     if (r == 0 && a->schedule.place.world > 1)
         r = encode_received(p);
-    p->base.switching.rows = shape.stripe != 0 ? 0 : seq / a->schedule.place.world;
+    p->base.switching.rows = seq / a->schedule.place.world;
     p->seq = r ? 0 : seq;
     return r;
 }
@@ -523,7 +533,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->args.lse = x->lse;
     p->args.sinks = x->sinks;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
+                                           x->sequences,  seq,           p->base.ctx->config.rank};
     p->k = x->k, p->v = x->v;
     r = take_length(p, seq);
     if (!r)

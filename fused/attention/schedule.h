@@ -58,7 +58,8 @@ struct prs_attention_schedule {
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
     uint32_t backwards; /* 1: a slice goes first to the rank after this one (backward/schedule.h). On one node */
-    /* segment_rows and slabs of the plan, whose launches may be shorter: distances in memory that other ranks write */
+    /* segment_rows and slabs of the plan, whose launches may be shorter: distances in memory that other ranks write.
+     * Striped, launches have the plan's, and fewer segments */
     uint32_t room_rows, room_slabs;
 };
 
@@ -96,12 +97,15 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
     s->room_slabs = s->slabs;
 }
 
-/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each stage, counter,
- * signal and credit keeps its place and its meaning (doc/fused-notes.md, "Launches shorter than their plan"). */
-PRS_SHARED struct prs_attention_schedule prs_attention_shorter(const struct prs_attention_schedule *plan, uint32_t rows)
+/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each credit keeps
+ * its place and its meaning; so does each stage, counter and signal, except in striped attention, where a barrier
+ * precedes each launch (doc/fused-notes.md, "Launches shorter than their plan"). */
+PRS_SHARED struct prs_attention_schedule prs_attention_shorter(const struct prs_attention_schedule *plan, bool striped,
+                                                               uint32_t rows)
 {
     struct prs_attention_schedule s = *plan;
     uint32_t chunks;
+    s.segments = striped ? rows / s.segment_rows : s.segments;
     s.segment_rows = rows / s.segments;
     chunks = prs_ceil_div(s.segment_rows, s.chunk_rows);
     s.tiles = prs_ceil_div(s.segment_rows, s.tile_rows);
@@ -230,7 +234,7 @@ PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const
     return true;
 }
 
-/* Writes the pieces of task number `at`, and its parts if it has any. */
+/* Writes the pieces of task number `at`, and its parts if it has any. Not for striped attention. */
 PRS_SHARED void prs_attention_lay_task(const struct prs_attention_schedule *s, const struct prs_attention_cut *cuts,
                                        uint32_t count, uint32_t at, struct prs_attention_piece *pieces,
                                        struct prs_attention_part *parts)
@@ -256,6 +260,14 @@ PRS_SHARED void prs_attention_lay_task(const struct prs_attention_schedule *s, c
         parts[i].parts = end - cut;
         pieces[i - cut] = piece;
     }
+}
+
+/* Task number `at` of striped attention, which is one piece. Its walk begins in the kernel (stripes.h). */
+PRS_SHARED struct prs_attention_piece prs_attention_whole(const struct prs_attention_schedule *s, uint32_t at)
+{
+    struct prs_attention_piece piece = {{0}, {0}, 0};
+    prs_attention_task_at(s, at, &piece.task);
+    return piece;
 }
 
 /* How many pieces a group has. */

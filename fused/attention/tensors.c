@@ -52,7 +52,6 @@ void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct p
         return;
     while (1u << a->stripes.log_rows < shape->stripe)
         a->stripes.log_rows++;
-    a->stripes.positions = shape->seq;
     a->stripes.before = within;
     a->stripes.after = shape->causal != 0 ? 0 : within;
     set_cap(shape, a);

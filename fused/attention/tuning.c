@@ -32,9 +32,8 @@ enum {
 };
 
 /* What only striped attention has. */
-static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
+static int check_stripes(const struct prs_attention_shape *a)
 {
-    uint64_t round = 2ull * world * a->stripe;
     if (a->stripe == 0 && (a->window != 0 || a->packed != 0 || a->soft_cap != 0))
         return prs_fail(-EINVAL,
                         "attention: window %u, packed %u, soft_cap %g: only with stripes: `stripe` of the shape is 0",
@@ -44,12 +43,6 @@ static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
     if (a->stripe < PRS_STRIPE_LEAST || (a->stripe & (a->stripe - 1)) != 0)
         return prs_fail(-EINVAL, "attention: stripes of %u rows: not a power of two, or less than %d", a->stripe,
                         PRS_STRIPE_LEAST);
-    if (a->seq % round != 0)
-        return prs_fail(
-            -EINVAL,
-            "attention: a sequence of %u is not a multiple of %llu, 2 stripes of %u rows for each of %u ranks: "
-            "pad it",
-            a->seq, (unsigned long long)round, a->stripe, world);
     if (a->packed != 0 && a->batch != 1)
         return prs_fail(-EINVAL, "attention: packed sequences in a batch of %u: only one is possible", a->batch);
     if (!(a->soft_cap >= 0) || a->soft_cap > MAX_SOFT_CAP)
@@ -64,11 +57,18 @@ static bool is_built(uint32_t head_dim, uint32_t value_dim)
     return value_dim == head_dim && (head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256);
 }
 
-/* Whether the ranks, or their chunks, divide a sequence of a plan without stripes. */
+/* Whether the ranks, or their chunks, divide a sequence; or stripes, in pairs. */
 static int check_parts(const struct prs_attention_shape *a, uint32_t world, uint64_t seq)
 {
     uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
-    if (seq % parts == 0)
+    uint64_t round = 2ull * world * a->stripe;
+    if (a->stripe != 0 && seq % round != 0)
+        return prs_fail(
+            -EINVAL,
+            "attention: a sequence of %llu is not a multiple of %llu, 2 stripes of %u rows for each of %u ranks: "
+            "pad it",
+            (unsigned long long)seq, (unsigned long long)round, a->stripe, world);
+    if (a->stripe != 0 || seq % parts == 0)
         return 0;
     return prs_fail(-EINVAL, "attention: a sequence of %llu does not divide into %u equal parts (%u ranks%s): pad it",
                     (unsigned long long)seq, parts, world, parts > world ? ", two chunks each" : "");
@@ -84,11 +84,6 @@ int prs_attention_tuning_length(const struct prs_attention_shape *a, const struc
         return prs_fail(-EINVAL,
                         "attention: seq %llu of a launch is more than %u, the plan's: a plan is opened for the longest "
                         "sequence of its launches",
-                        (unsigned long long)given, a->seq);
-    if (a->stripe != 0)
-        return prs_fail(-ENOTSUP,
-                        "attention: seq %llu of a launch of a plan with stripes: its launches have %u positions, the "
-                        "plan's: pack shorter sequences into them (cu_seqlens)",
                         (unsigned long long)given, a->seq);
     *seq = (uint32_t)given;
     return check_parts(a, place->world, given);
@@ -111,10 +106,10 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
             a->head_dim, (unsigned long long)(a->value_dim != 0 ? a->value_dim : a->head_dim));
     if (a->heads_q % a->heads_kv != 0)
         return prs_fail(-EINVAL, "attention: %u KV heads do not divide %u query heads", a->heads_kv, a->heads_q);
-    r = check_stripes(a, world);
+    r = check_stripes(a);
     if (r)
         return r;
-    r = a->stripe == 0 ? check_parts(a, world, a->seq) : 0;
+    r = check_parts(a, world, a->seq);
     if (r)
         return r;
     if (!isfinite(a->scale))

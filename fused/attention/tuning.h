@@ -50,8 +50,7 @@ uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *shape, c
 void prs_attention_tuning_predict(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                   struct prs_attention_info *info);
 
-/* Finds the length of a launch; given: that of its operands. 0, -EINVAL, or -ENOTSUP: this plan's launches have one
- * length. */
+/* Finds the length of a launch; given: that of its operands. 0 or -EINVAL. */
 int prs_attention_tuning_length(const struct prs_attention_shape *shape, const struct prs_place *place, uint64_t given,
                                 uint32_t *seq);
 

@@ -54,6 +54,8 @@ static __global__ void switch_plan(const __grid_constant__ struct prs_switch_arg
     volatile struct prs_switch_state *state = (volatile struct prs_switch_state *)args.words[0];
     uint32_t last = state->plan, switches = state->switches + 1;
     __syncwarp(); /* all lanes have read */
+    /* MUTANT(emulator attention_lengths/of_stripes_wait_for_the_launch_before) striped launches wait:
+     * s/ && args.always == 0// */
     if (last == args.plan && args.always == 0)
         return;
     if (last != 0) { /* else nobody has used the memory */

@@ -39,7 +39,7 @@ struct prs_attention_shape {
     uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
     uint32_t head_dim;                 /**< of q and k: 64, 96, 128, 192 or 256 (value_dim) */
     uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W. The most
-                                        * positions of a launch: launches without stripes may have fewer */
+                                        * positions of a launch */
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
@@ -119,18 +119,18 @@ struct prs_attention_operands {
     /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
      * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured
      * graph may be replayed with fewer. Rows outside of all sequences attend to themselves. Numbers that decrease, are
-     * negative, or are above the plan's seq are reported by prs_fused_poll_error() (-EINVAL); what the launch wrote is
-     * then wrong. */
+     * negative, or are above the launch's seq are reported by prs_fused_poll_error() (-EINVAL); what the launch wrote
+     * is then wrong. */
     const int32_t *cu_seqlens;
     uint32_t sequences;
     /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it
      * only makes the other probabilities smaller. lse includes it. NULL: none. */
     const float *sinks;
     /** Positions of the whole sequence in this launch, the same on all ranks: at most the plan's seq, and a multiple of
-     * W, causal with W > 1 of 2 W. The slice of a rank, and its tensors, have seq / W rows. A short launch costs what
-     * its own length costs, and gives the bits of a plan of this length with the same tuning. Ranks of a node that
-     * launch a plan with different lengths get an error (prs_fused_poll_error()). Plans with stripes take only their
-     * own length (-ENOTSUP). 0: the plan's seq. */
+     * W, causal with W > 1 of 2 W, with stripes of 2 W stripes. The slice of a rank, and its tensors, have seq / W rows
+     * (prs_attention_positions() of a shape with this seq). A short launch costs what its own length costs, and gives
+     * the bits of a plan of this length with the same tuning. Ranks of a node that launch a plan with different lengths
+     * get an error (prs_fused_poll_error()). 0: the plan's seq. */
     uint64_t seq;
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };

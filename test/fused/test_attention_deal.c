@@ -132,7 +132,7 @@ FOR_ALL_SHAPES(shorter_launches_are_dealt_as_plans_of_their_length)
         shorter.rows = row->rows * eighths[i] / 16 * 2 + 2; /* divided by two chunks */
         shorter.rows = shorter.rows < row->rows ? shorter.rows : row->rows;
         own = schedule_of(&shorter, 0);
-        s = prs_attention_shorter(&plan, shorter.rows);
+        s = prs_attention_shorter(&plan, false, shorter.rows);
         deal = deal_of(&own, row->ctas);
         cr_assert(s.tasks == own.tasks && s.slabs == own.slabs && s.tasks <= plan.tasks && s.slabs <= plan.slabs);
         cr_assert_leq(deal.parts_count, prs_attention_deal_most_parts(row->ctas));

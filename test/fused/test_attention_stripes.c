@@ -85,6 +85,19 @@ Test(attention_stripes, every_position_is_one_row_of_one_rank)
     }
 }
 
+Test(attention_stripes, shorter_launches_have_the_schedule_of_a_plan_of_their_length)
+{
+    for (uint32_t world = 1; world <= 8; world++)
+        for (uint32_t rounds = 1; rounds <= 4; rounds++) {
+            struct prs_attention_schedule s;
+            struct problem plan, own;
+            open_problem(&plan, world, 8, 4, 128);
+            open_problem(&own, world, 8, rounds, 128);
+            s = prs_attention_shorter(&plan.s, true, own.x.positions / world);
+            cr_assert_eq(memcmp(&s, &own.s, sizeof(s)), 0, "%u of 4 rounds on %u ranks", rounds, world);
+        }
+}
+
 Test(attention_stripes, bounds_are_read_whatever_they_are)
 {
     const int32_t bounds[] = {3, 3, 5, 5, 5, 9, 9}, wild[] = {7, -4, 100, 2, 1 << 30};

@@ -64,7 +64,7 @@ def kernels_of(rule):
         return room
     if rule.target.startswith(("moe/", "moe_fp8/", "sharing/moe")):
         return "moe"
-    return "attention" if rule.target.startswith(("attention/", "attention_striped/", "sharing/attention")) else "gemm"
+    return "attention" if rule.target.startswith(("attention", "sharing/attention")) else "gemm"
 
 
 def make(build, folder, rule):

@@ -20,6 +20,7 @@ struct row {
     struct prs_attention_tuning tuning;
     bool forward_only;
     uint32_t nodes; /* 0: one */
+    uint32_t end;   /* packed: of the only sequence; 0: there are several */
 };
 
 struct run {
@@ -30,12 +31,14 @@ struct run {
     char first[160];
 };
 
-enum tensor { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV, TENSORS };
-enum { GIVEN = DOUT + 1 /* of the tensors, which are random */ };
+/* Those of sinks belong to launches of plans with stripes. */
+enum tensor { Q, K, V, DOUT, SINKS, OUT, LSE, DQ, DK, DV, DSINKS, TENSORS };
+enum { GIVEN = SINKS + 1 /* of the tensors, which are random */, SEQUENCES = 3 };
 
 /* Of a launch on one rank. */
 struct launch {
     void *x[TENSORS];
+    int32_t *bounds;                  /* packed sequences */
     struct prs_attention_shape shape; /* with the launch's length */
 };
 
@@ -48,6 +51,8 @@ static uint64_t bytes_of(const struct prs_attention_shape *s, uint32_t world, en
 {
     bool of_keys = t == K || t == V || t == DK || t == DV, of_values = t == V || t == OUT || t == DOUT || t == DV;
     uint64_t rows = (uint64_t)s->batch * (s->seq / world) * (of_keys ? s->heads_kv : s->heads_q);
+    if (t == SINKS || t == DSINKS)
+        return s->stripe != 0 ? s->heads_q * sizeof(float) : 0;
     if (t == LSE)
         return rows * sizeof(float);
     return rows * (of_values && s->value_dim != 0 ? s->value_dim : s->head_dim) * 2;
@@ -55,26 +60,36 @@ static uint64_t bytes_of(const struct prs_attention_shape *s, uint32_t world, en
 
 static void open_launch(const struct row *r, uint32_t rank, uint32_t number, uint32_t seq, struct launch *x)
 {
-    x->shape = r->shape;
+    int32_t end = (int32_t)r->end, all = (int32_t)seq;
+    int32_t bounds[SEQUENCES + 1] = {0, end ? end : all / 3, end ? end : all / 3 + 5, end ? end : all - 20};
+    *x = (struct launch){.shape = r->shape};
     x->shape.seq = seq;
     for (int t = 0; t < TENSORS; t++) {
         uint64_t bytes = bytes_of(&x->shape, r->world, t);
-        x->x[t] =
-            t < GIVEN ? ranks_upload(1 + (number * 8 + rank) * 8 + (uint32_t)t, bytes / 2) : ranks_device(bytes, 0xff);
+        if (bytes != 0)
+            x->x[t] = t < GIVEN ? ranks_upload(1 + (number * 8 + rank) * 8 + (uint32_t)t, bytes / 2)
+                                : ranks_device(bytes, 0xff);
     }
+    if (r->shape.packed == 0)
+        return;
+    x->bounds = ranks_device(sizeof(bounds), 0);
+    (void)cudaMemcpy(x->bounds, bounds, sizeof(bounds), cudaMemcpyHostToDevice);
 }
 
 static void close_launch(struct launch *x)
 {
     for (int t = 0; t < TENSORS; t++)
         (void)cudaFree(x->x[t]);
+    (void)cudaFree(x->bounds);
 }
 
 /* seq: what the operands say. lse and out of the backward launch are those of `from`. */
 static int launch(const struct plans *p, const struct launch *x, uint32_t seq, const struct launch *from,
                   cudaStream_t stream)
 {
-    struct prs_attention_operands forward = {x->x[Q], x->x[K], x->x[V], x->x[OUT], x->x[LSE], .seq = seq};
+    uint32_t sequences = x->bounds ? SEQUENCES : 0;
+    struct prs_attention_operands forward = {x->x[Q],   x->x[K],   x->x[V],     x->x[OUT], x->x[LSE],
+                                             x->bounds, sequences, x->x[SINKS], .seq = seq};
     struct prs_attention_gradients backward = {.q = x->x[Q],
                                                .k = x->x[K],
                                                .v = x->x[V],
@@ -84,6 +99,10 @@ static int launch(const struct plans *p, const struct launch *x, uint32_t seq, c
                                                .dq = x->x[DQ],
                                                .dk = x->x[DK],
                                                .dv = x->x[DV],
+                                               .cu_seqlens = x->bounds,
+                                               .sequences = sequences,
+                                               .sinks = x->x[SINKS],
+                                               .dsinks = x->x[DSINKS],
                                                .seq = seq};
     int r = prs_attention_launch(p->forward, &forward, stream);
     return r != 0 || !p->backward ? r : prs_attention_backward_launch(p->backward, &backward, stream);
@@ -110,9 +129,12 @@ static int solve_alone(struct prs_fused *ctx, const struct plans *as, const stru
     struct plans own = {NULL, NULL};
     int status;
     prs_attention_plan_query(as->forward, &forward);
+    if (x->shape.stripe != 0)
+        forward.tuning.slab_rows = 0; /* follows from the stripes */
     if (as->backward) {
         prs_attention_backward_plan_query(as->backward, &backward);
         backward.tuning.overlap = 0;
+        backward.tuning.slab_rows = x->shape.stripe != 0 ? 0 : backward.tuning.slab_rows;
     }
     status = open_plans(ctx, &x->shape, &forward.tuning, as->backward ? &backward.tuning : NULL, &own);
     if (!status)
@@ -125,7 +147,8 @@ static int solve_alone(struct prs_fused *ctx, const struct plans *as, const stru
 static void compare(struct run *u, uint32_t rank, const char *when, const struct launch *have,
                     const struct launch *want)
 {
-    static const char *const names[TENSORS] = {[OUT] = "out", [LSE] = "lse", [DQ] = "dq", [DK] = "dk", [DV] = "dv"};
+    static const char *const names[TENSORS] = {
+        [OUT] = "out", [LSE] = "lse", [DQ] = "dq", [DK] = "dk", [DV] = "dv", [DSINKS] = "dsinks"};
     for (int t = GIVEN; t < (u->row->forward_only ? DQ : TENSORS); t++) {
         uint64_t bytes = bytes_of(&have->shape, u->row->world, t);
         char *a = malloc(bytes), *b = malloc(bytes);
@@ -305,6 +328,34 @@ Test(attention_lengths, that_are_copied_have_the_bits_of_their_own_plan, .timeou
                   .forward_only = true});
 }
 
+/* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap} */
+Test(attention_lengths, of_stripes_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 64, 512, 1, 0, 0, 128, 0, 1}, {256, 512, 256}},
+                 {2, {2, 1, 1, 128, 1024, 0, 1, 0, 128, 100, 0, 20}, {512, 1024, 512}},
+                 {3, {1, 2, 1, 64, 1536, 1, 0, 0, 128, 200, 1}, {768, 1536}});
+}
+
+Test(attention_lengths, of_stripes_through_two_buffers_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {1, 3, 3, 64, 1024, 1, 0, 0, 128, 100, 1},
+                  {512, 1024, 512, 512},
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
+}
+
+/* A longer launch has other places for the keys of a head: those of the launch before must have been read. Rank 1 has
+ * most of the work, of which rank 0 needs nothing. */
+Test(attention_lengths, of_stripes_wait_for_the_launch_before, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {1, 8, 8, 64, 1024, 1, 0, 0, 128, 0, 1},
+                  {512, 1024, 512, 1024, 512},
+                  {.heads_per_step = 1},
+                  .forward_only = true,
+                  .end = 384});
+}
+
 /* Relay slots, signals of slabs, and credit between nodes. */
 Test(attention_lengths_nodes, have_the_bits_of_their_own_plan, .timeout = 600)
 {
@@ -344,8 +395,10 @@ Test(attention_lengths, that_cannot_be_launched_are_refused, .timeout = 600)
     struct prs_fused *ctx = ranks_open_alone();
     assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 0, 0, 0}, 513, -EINVAL,
                    "seq 513 of a launch is more than 512");
-    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 256, -ENOTSUP,
-                   "seq 256 of a launch of a plan with stripes");
+    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 300, -EINVAL,
+                   "a sequence of 300 is not a multiple of 256");
+    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 768, -EINVAL,
+                   "seq 768 of a launch is more than 512");
     prs_fused_close(ctx);
 }
 
@@ -353,14 +406,15 @@ Test(attention_lengths, that_cannot_be_launched_are_refused, .timeout = 600)
 struct unequal {
     struct prs_attention_tuning tuning;
     bool backward; /* the backward pass */
-    uint64_t odd;  /* of rank 1; the others launch the plan's length */
+    uint64_t odd;  /* of rank 1; the others launch the plan's length, twice this one */
+    uint32_t stripe;
     struct prs_fused_error error[3];
 };
 
 static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct unequal *u = user;
-    struct row row = {.world = 3, .shape = {1, 2, 2, 64, 600, 0, 0, 0}};
+    struct row row = {.world = 3, .shape = {1, 2, 2, 64, 2 * (uint32_t)u->odd, 0, 0, 0, u->stripe}};
     uint32_t seq = rank == 1 ? (uint32_t)u->odd : 0, all[3];
     struct plans p = {NULL, NULL}, none = {NULL, NULL};
     struct prs_fused *ctx;
@@ -392,13 +446,16 @@ static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
 /* Every rank reports the difference, long before the limit. */
 static void assert_all_are_told(struct unequal u)
 {
+    char rows[2][32];
+    (void)snprintf(rows[0], sizeof(rows[0]), "with %u", (unsigned)u.odd / 3);
+    (void)snprintf(rows[1], sizeof(rows[1]), "with %u", (unsigned)u.odd / 3 * 2);
     hopper_setup(3, SMS, 0);
     hopper_forgive_late_writes();
     ranks_run(3, launch_unequal, &u);
     for (int rank = 0; rank < 3; rank++) {
         const struct prs_fused_error *e = &u.error[rank];
         cr_assert_eq(e->code, -EINVAL, "rank %d: %d %s", rank, e->code, e->text);
-        cr_assert(strstr(e->text, "with 100") != NULL && strstr(e->text, "with 200") != NULL, "%s", e->text);
+        cr_assert(strstr(e->text, rows[0]) != NULL && strstr(e->text, rows[1]) != NULL, "%s", e->text);
     }
 }
 
@@ -415,4 +472,10 @@ Test(attention_lengths, that_differ_are_told_where_copies_move_keys, .timeout = 
 Test(attention_lengths, that_differ_are_told_in_the_backward_pass, .timeout = 600)
 {
     assert_all_are_told((struct unequal){.backward = true, .odd = 300});
+}
+
+Test(attention_lengths, that_differ_are_told_where_plans_have_stripes, .timeout = 600)
+{
+    assert_all_are_told((struct unequal){.odd = 768, .stripe = 128});
+    assert_all_are_told((struct unequal){.backward = true, .odd = 768, .stripe = 128});
 }

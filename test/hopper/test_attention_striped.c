@@ -26,7 +26,8 @@ struct row {
     uint32_t sequences;
     uint32_t every; /* instead of ends: sequences of so many positions */
     bool sinks;
-    bool backward; /* only backward launches */
+    bool backward;            /* only backward launches */
+    uint32_t seq[MAX_EPOCHS]; /* of a launch; 0: the plan's */
     struct prs_attention_tuning tuning;
 };
 
@@ -41,6 +42,7 @@ struct problem {
 
 struct run {
     const struct row *row;
+    struct row at[MAX_EPOCHS]; /* the row, whose shape has the launch's length */
     struct problem problem[MAX_EPOCHS];
     pthread_mutex_t lock;
     uint64_t checked, wrong;
@@ -253,7 +255,7 @@ static void check_tensor(struct run *u, uint32_t rank, uint32_t epoch, enum tens
                          const void *device)
 {
     static const char *const names[TENSORS] = {[OUT] = "out", [DQ] = "dq", [DK] = "dk", [DV] = "dv"};
-    const struct row *r = u->row;
+    const struct row *r = &u->at[epoch];
     const struct prs_attention_shape *s = &r->shape;
     const struct problem *p = &u->problem[epoch];
     uint64_t bytes = size_of(s, t) / r->world * 2;
@@ -276,7 +278,7 @@ static void check_tensor(struct run *u, uint32_t rank, uint32_t epoch, enum tens
 static void check_values(struct run *u, uint32_t rank, uint32_t epoch, const uint32_t *positions,
                          const struct tensors *t)
 {
-    const struct prs_attention_shape *s = &u->row->shape;
+    const struct prs_attention_shape *s = &u->at[epoch].shape;
     uint32_t rows = s->seq / u->row->world, heads = s->batch * s->heads_q;
     float *lse = malloc(heads * rows * sizeof(float)), dsinks[8] = {0};
     (void)cudaMemcpy(lse, t->lse, heads * rows * sizeof(float), cudaMemcpyDeviceToHost);
@@ -295,22 +297,13 @@ static void check_values(struct run *u, uint32_t rank, uint32_t epoch, const uin
 }
 
 static int launch(struct prs_attention_plan *forward, struct prs_attention_backward_plan *backward,
-                  const struct tensors *t, cudaStream_t stream)
+                  const struct tensors *t, uint32_t seq, cudaStream_t stream)
 {
-    struct prs_attention_operands x = {t->x[Q], t->x[K], t->x[V], t->x[OUT], t->lse, t->bounds, t->sequences, t->sinks};
-    struct prs_attention_gradients g = {.q = t->x[Q],
-                                        .k = t->x[K],
-                                        .v = t->x[V],
-                                        .out = t->given_out,
-                                        .lse = t->given_lse,
-                                        .dout = t->x[DOUT],
-                                        .dq = t->x[DQ],
-                                        .dk = t->x[DK],
-                                        .dv = t->x[DV],
-                                        .cu_seqlens = t->bounds,
-                                        .sequences = t->sequences,
-                                        .sinks = t->sinks,
-                                        .dsinks = t->dsinks};
+    struct prs_attention_operands x = {t->x[Q],   t->x[K],      t->x[V],  t->x[OUT], t->lse,
+                                       t->bounds, t->sequences, t->sinks, .seq = seq};
+    struct prs_attention_gradients g = {t->x[Q],    t->x[K],      t->x[V],  t->given_out, t->given_lse,
+                                        t->x[DOUT], NULL,         t->x[DQ], t->x[DK],     t->x[DV],
+                                        t->bounds,  t->sequences, t->sinks, t->dsinks,    .seq = seq};
     int r = forward ? prs_attention_launch(forward, &x, stream) : 0;
     return r ? r : prs_attention_backward_launch(backward, &g, stream);
 }
@@ -319,28 +312,32 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *f
                       struct prs_attention_backward_plan *backward)
 {
     const struct row *row = u->row;
-    uint32_t *positions = malloc(row->shape.seq / row->world * sizeof(*positions));
+    uint32_t *positions[MAX_EPOCHS];
     struct tensors t[MAX_EPOCHS];
     cudaStream_t stream;
-    int r = prs_attention_positions(&row->shape, rank, row->world, positions);
+    int r = 0;
     (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    for (uint32_t e = 0; e < row->epochs; e++)
-        open_tensors(row, &u->problem[e], positions, &t[e]);
+    for (uint32_t e = 0; e < row->epochs; e++) {
+        positions[e] = malloc(u->at[e].shape.seq / row->world * sizeof(*positions[e]));
+        r = r ? r : prs_attention_positions(&u->at[e].shape, rank, row->world, positions[e]);
+        open_tensors(&u->at[e], &u->problem[e], positions[e], &t[e]);
+    }
     (void)cudaDeviceSynchronize();
     for (uint32_t e = 0; e < row->epochs && !r; e++)
-        r = launch(forward, backward, &t[e], stream);
+        r = launch(forward, backward, &t[e], row->seq[e], stream);
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -EIO;
     for (uint32_t e = 0; e < row->epochs && !r; e++) {
         if (forward)
-            check_values(u, rank, e, positions, &t[e]);
+            check_values(u, rank, e, positions[e], &t[e]);
         for (int x = forward ? OUT : DQ; x < TENSORS; x++)
-            check_tensor(u, rank, e, x, positions, t[e].x[x]);
+            check_tensor(u, rank, e, x, positions[e], t[e].x[x]);
     }
-    for (uint32_t e = 0; e < row->epochs; e++)
+    for (uint32_t e = 0; e < row->epochs; e++) {
         close_tensors(&t[e]);
+        free(positions[e]);
+    }
     (void)cudaStreamDestroy(stream);
-    free(positions);
     return r;
 }
 
@@ -373,8 +370,11 @@ static void assert_right(const struct row *rows, size_t number)
     for (size_t i = 0; i < number; i++) {
         struct run u = {.row = &rows[i]};
         pthread_mutex_init(&u.lock, NULL);
-        for (uint32_t e = 0; e < rows[i].epochs; e++)
-            open_problem(&rows[i], e, &u.problem[e]);
+        for (uint32_t e = 0; e < rows[i].epochs; e++) {
+            u.at[e] = rows[i];
+            u.at[e].shape.seq = rows[i].seq[e] != 0 ? rows[i].seq[e] : rows[i].shape.seq;
+            open_problem(&u.at[e], e, &u.problem[e]);
+        }
         ranks_run(rows[i].world, run_rank, &u);
         for (uint32_t e = 0; e < rows[i].epochs; e++) {
             const struct problem *p = &u.problem[e];
@@ -392,10 +392,15 @@ static void assert_right(const struct row *rows, size_t number)
 /* batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap */
 Test(attention_striped, several_ranks_are_right, .timeout = 600)
 {
-    /* Of other lengths in each launch: what a rank needs of which other one changes. */
-    ASSERT_RIGHT(
-        {2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 6, 0}, 3, {{100, 100, 101, 230, 500}, {512}, {128, 256, 384, 512}}, 6},
-        {2, {2, 1, 1, 128, 512, 1, 1, 0, 128, 100}, 2});
+    /* Of other lengths in each launch, which may also be shorter than the plan: what a rank needs of which other one
+     * changes. */
+    ASSERT_RIGHT({2,
+                  {1, 2, 1, 64, 1024, 1, 0, 0, 128, 0, 6, 0},
+                  3,
+                  {{100, 100, 101, 230, 500}, {512, 1000}, {128, 256, 384, 512}},
+                  6,
+                  .seq = {512, 1024, 512}},
+                 {2, {2, 1, 1, 128, 512, 1, 1, 0, 128, 100}, 2});
 }
 
 Test(attention_striped, not_causal_is_right, .timeout = 600)
@@ -452,7 +457,7 @@ Test(attention_striped, up_to_eight_ranks_are_right, .timeout = 600)
 /* Every access of a launch is checked for its order (memory_order.py). */
 Test(attention_striped_order, of_all_that_travels, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 1}, 2, {{300}, {100, 500}}, 2, .sinks = true});
+    ASSERT_RIGHT({2, {1, 1, 1, 64, 1024, 1, 0, 0, 128, 0, 1}, 2, {{300}, {500}}, 2, .sinks = true, .seq = {1024, 512}});
 }
 
 /* ---- plans ---- */

@@ -23,11 +23,11 @@ def attention(q, k, v, met, soft_cap, sinks):
     return (scores.softmax(-1)[..., :q.shape[1]] @ v).transpose(0, 1), scores.logsumexp(-1)
 
 
-def met_by(causal, window, cu_seqlens):
-    at = torch.arange(SEQ)
+def met_by(causal, window, cu_seqlens, seq=SEQ):
+    at = torch.arange(seq)
     apart = at[:, None] - at
-    part = torch.searchsorted(torch.tensor(cu_seqlens), at, right=True) if cu_seqlens else torch.zeros(SEQ)
-    met = (part[:, None] == part) & (apart.abs() < (window or SEQ)) & ((apart >= 0) | (not causal))
+    part = torch.searchsorted(torch.tensor(cu_seqlens), at, right=True) if cu_seqlens else torch.zeros(seq)
+    met = (part[:, None] == part) & (apart.abs() < (window or seq)) & ((apart >= 0) | (not causal))
     if cu_seqlens:  # what no sequence has
         met &= ((at < cu_seqlens[-1]) & (at >= cu_seqlens[0]))[:, None] | (apart == 0)
     return met
@@ -93,6 +93,52 @@ class Results(unittest.TestCase):
                 with self.assertRaisesRegex(error, text):
                     call()
         run(1, body)
+
+
+class Lengths(unittest.TestCase):
+    """Launches of lengths that differ share plans, as those of ring attention do (test_attention.py)."""
+
+    def test_many_lengths_share_few_plans(self):
+        lengths, bounds = (1536, 1024, 1536, 512, 1024), {512: [0, 200, 500], 1024: [0, 600, 610, 1024], 1536: [0, 900]}
+        wide = {}
+        for seq in bounds:
+            tensors = [random(0, seq, HEADS, DIM, seed=seed) for seed in (1, 2, 3, 4)]
+            leaves = [t.double().requires_grad_() for t in tensors[:3]]
+            out = attention(*leaves, met_by(True, 0, bounds[seq], seq), 0, None)[0]
+            (out * tensors[3]).sum().backward()
+            wide[seq] = tensors, [out.detach(), *(t.grad for t in leaves)]
+
+        def body(group):
+            found = []
+            for seq in lengths:
+                tensors, want = wide[seq]
+                *leaves, of_out = (perseus.split_sequence(t, group) for t in tensors)
+                leaves = [t.requires_grad_() for t in leaves]
+                out = perseus.varlen_attention(*leaves, torch.tensor(bounds[seq], dtype=torch.int32), causal=True,
+                                               group=group)
+                out.backward(of_out)
+                found.append([(perseus.split_sequence(w, group), t.detach().double())
+                              for w, t in zip(want, (out, *(t.grad for t in leaves)))])
+            return len(group._plans), found
+        for plans, found in run(2, body):
+            self.assertEqual(plans, 4, "of 1536 and of 512 positions, for each pass")
+            for seq, pairs in zip(lengths, found):
+                for name, (a, b) in zip(("out", "dq", "dk", "dv"), pairs):
+                    self.assertEqual(a.shape, b.shape)
+                    self.assertLessEqual(float((a - b).abs().max()), 0.1 * float(a.square().mean().sqrt()),
+                                         f"{name} of {seq} positions")
+
+    def test_a_frozen_group_serves_shorter_lengths_only(self):
+        def body(group):
+            q = random(group.rank, 1, 512, 1, DIM, seed=1)
+            perseus.striped_attention(q, q, q, group)
+            group.freeze()
+            shorter = q[:, :256].contiguous()
+            self.assertTrue(perseus.striped_attention(shorter, shorter, shorter, group)[0].isfinite().all())
+            longer = torch.cat((q, q), 1)
+            with self.assertRaisesRegex(perseus.PerseusError, "frozen"):
+                perseus.striped_attention(longer, longer, longer, group)
+        run(2, body)
 
 
 class Cutting(unittest.TestCase):

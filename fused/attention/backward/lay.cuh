@@ -13,7 +13,7 @@ static __global__ void lay_tasks(const __grid_constant__ struct prs_lay_tasks_ar
 {
     uint32_t at = blockIdx.x * LAY_TASKS_THREADS + threadIdx.x;
     if (at < prs_backward_tasks(&args.schedule, &args.shape))
-        args.tasks[at] = prs_backward_whole(&args.schedule, &args.shape, at);
+        args.tasks[at] = prs_backward_whole(&args.schedule, &args.shape, args.striped != 0, at);
     if (at < args.schedule.groups)
         args.tasks_of[at] = prs_backward_group_tasks(&args.schedule, &args.shape, at);
 }

@@ -47,6 +47,7 @@ struct prs_lay_tasks_args {
     struct prs_backward_shape shape;
     struct prs_attention_piece *tasks;
     uint32_t *tasks_of; /* [group] */
+    uint32_t striped;
 };
 
 /* The pass. */

@@ -236,7 +236,7 @@ static struct own own_of(const struct prs_attention_backward_plan *p)
     o.converted = o.turns + sums_of(p) * sizeof(uint64_t);
     o.shorter = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
     o.shorter = (o.shorter + 127) / 128 * 128;
-    o.shorter_of = o.shorter + (p->shape.stripe != 0 ? 0 : tasks);
+    o.shorter_of = o.shorter + tasks;
     o.parts = (o.shorter_of + groups + 7) / 8 * 8;
     o.all = o.parts + prs_attention_parts_bytes(&p->shape);
     return o;
@@ -248,16 +248,13 @@ static int upload_tasks(struct prs_attention_backward_plan *p)
     struct prs_attention_args *x = &p->args.stream;
     const struct prs_attention_schedule *s = &x->schedule;
     uint32_t count = x->pieces_count;
-    struct prs_attention_piece *tasks = calloc(count, sizeof(*tasks));
+    struct prs_attention_piece *tasks = malloc(count * sizeof(*tasks));
     uint32_t *tasks_of = calloc(s->groups, sizeof(*tasks_of));
     struct own own = p->own;
     uint8_t *at = p->base.own.at;
     int r = !tasks || !tasks_of ? prs_fail(-ENOMEM, "attention: no memory for %u backward tasks", count) : 0;
     for (uint32_t i = 0; i < count && !r; i++) {
-        if (p->shape.stripe == 0)
-            tasks[i] = prs_backward_whole(s, &p->args.shape, i);
-        else
-            prs_backward_task_at(s, &p->args.shape, i, &tasks[i].task);
+        tasks[i] = prs_backward_whole(s, &p->args.shape, p->shape.stripe != 0, i);
         tasks_of[tasks[i].task.group]++;
     }
     if (!r)
@@ -273,14 +270,14 @@ static int upload_tasks(struct prs_attention_backward_plan *p)
 }
 
 /* ---- lengths ---- */
-static void take_pieces(struct prs_attention_backward_plan *p)
+static void take_pieces(struct prs_attention_backward_plan *p, bool shorter)
 {
     struct prs_attention_args *x = &p->args.stream;
-    bool shorter = x->schedule.segment_rows != p->most.segment_rows;
     uint8_t *at = p->base.own.at;
     x->pieces_count = prs_backward_tasks(&x->schedule, &p->args.shape);
     p->lay.schedule = x->schedule;
     p->lay.shape = p->args.shape;
+    p->lay.striped = p->shape.stripe != 0;
     p->lay.tasks = (struct prs_attention_piece *)(at + (shorter ? p->own.shorter : 0));
     p->lay.tasks_of = (uint32_t *)(at + (shorter ? p->own.shorter_of : p->own.tasks_of));
     x->pieces = p->lay.tasks;
@@ -299,8 +296,10 @@ static int take_length(struct prs_attention_backward_plan *p, uint32_t seq)
     if (seq == p->seq)
         return 0;
     p->seq = 0;
-    x->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, seq / world);
-    take_pieces(p);
+    x->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, shape.stripe != 0, seq / world);
+    x->stripes.positions = seq;
+    p->finish.stripes = x->stripes;
+    take_pieces(p, seq != shape.seq);
     x->out_strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_kv, shape.head_dim);
     p->terms.strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_q, shape.head_dim);
     p->finish.strides = p->terms.strides;
@@ -309,7 +308,7 @@ static int take_length(struct prs_attention_backward_plan *p, uint32_t seq)
     shape.heads_kv = shape.heads_q; /* those of the stream */
     predict(&shape, &x->schedule, &info);
     x->push_gap = prs_attention_tuning_gap(&info);
-    p->base.switching.rows = shape.stripe != 0 ? 0 : seq / world;
+    p->base.switching.rows = seq / world;
     if (world > 1)
         r = prs_attention_encode_stages(&p->shape, &x->schedule, x->staging[0], block, &x->received);
     p->seq = r ? 0 : seq;
@@ -402,7 +401,6 @@ static int place(struct prs_plan *base)
     x->sync = p->finish.sync = p->terms.sync;
     a->terms = p->terms.terms[0];
     p->finish.sums = a->sums;
-    p->finish.stripes = x->stripes;
     return take_length(p, p->shape.seq);
 }
 
@@ -538,7 +536,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     r = take_length(p, seq);
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  p->shape.seq,  p->base.ctx->config.rank};
+                                           x->sequences,  seq,           p->base.ctx->config.rank};
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->finish.dq = x->dq;
     p->args.result[0] = x->dk, p->args.result[1] = x->dv;

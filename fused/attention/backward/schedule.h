@@ -163,14 +163,14 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
     w->left = steps;
 }
 
-/* Task number `at`, which is one piece. Not for striped attention. */
+/* Task number `at`, which is one piece. Striped, its walk begins in the kernel. */
 PRS_SHARED struct prs_attention_piece prs_backward_whole(const struct prs_attention_schedule *s,
-                                                         const struct prs_backward_shape *b, uint32_t at)
+                                                         const struct prs_backward_shape *b, bool striped, uint32_t at)
 {
-    struct prs_attention_piece piece;
-    piece.part = 0;
+    struct prs_attention_piece piece = {{0}, {0}, 0};
     prs_backward_task_at(s, b, at, &piece.task);
-    prs_backward_begin(s, b, &piece.task, &piece.begin);
+    if (!striped)
+        prs_backward_begin(s, b, &piece.task, &piece.begin);
     return piece;
 }
 

@@ -263,13 +263,13 @@ class Group:
         return self._attention("attention_backward", "ring_attention, backward", "prs_attention_gradients", fields)
 
     def _attention(self, kind: str, what: str, operands: str, fields: dict[str, Any]) -> Plan:
-        """A plan for this length. Without stripes it may be longer, but less than twice as long, since it was tuned for
-        its own length. The first of a kind has the length of its call; further ones have powers of two, so that lengths
-        do not open a plan each."""
-        seq, unit = fields["seq"], self.world * LEAST_POSITIONS
+        """A plan for this length. It may be longer, but less than twice as long, since it was tuned for its own length.
+        The first of a kind has the length of its call; further ones have powers of two, of two stripes for each rank
+        where there are stripes, so that lengths do not open a plan each."""
+        seq, unit = fields["seq"], self.world * max(LEAST_POSITIONS, 2 * fields.get("stripe", 0))
         kinds = (kind, *((name, value) for name, value in fields.items() if name != "seq"))
         plan = self._plans.get((*kinds, seq))
-        if plan is None and not fields.get("stripe"):
+        if plan is None:
             others = [key[-1] for key in self._plans if key[:-1] == kinds]
             longer = min((most for most in others if most > seq), default=0)
             if longer and (longer < 2 * seq or self.frozen or self.place.capturing()):
