@@ -119,7 +119,7 @@ template <class E> struct attention_state {
     bool more; /* the walk is at a block whose scores are not computed yet */
     struct row_state rows;
     float shrink[2];
-    bool shrinks;          /* in this warp; keeps_top only */
+    bool shrinks;          /* for this warp; only with keeps_top */
     float s[E::block / 2]; /* scores, then probabilities */
     float o[E::value_dim / 2];
     uint32_t p[E::block / 4];
