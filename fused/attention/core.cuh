@@ -10,7 +10,7 @@ enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
 
 /* The state of a consumer warpgroup that lasts from piece to piece. */
 struct attention_consumer {
-    uint32_t half;   /* which warpgroup */
+    uint32_t half;   /* number of the warpgroup */
     uint32_t pieces; /* finished so far */
     uint32_t step;   /* blocks so far; the values of the last one are not multiplied yet */
 };
