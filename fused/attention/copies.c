@@ -5,7 +5,7 @@
 
 /* The pairs that one copy moves: as many as one 2D copy can (rows of equal length at equal distance). */
 struct run {
-    uint64_t begin; /* in the tensor; this and the next two in bytes */
+    uint64_t begin; /* offset in the tensor; this and the next two are bytes */
     uint64_t pitch, bytes;
     uint32_t rows, pairs;
 };

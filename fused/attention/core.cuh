@@ -10,7 +10,7 @@ enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
 
 /* The state of a consumer warpgroup that lasts from piece to piece. */
 struct attention_consumer {
-    uint32_t half;   /* which warpgroup */
+    uint32_t half;   /* number of the warpgroup */
     uint32_t pieces; /* finished so far */
     uint32_t step;   /* blocks so far; the values of the last one are not multiplied yet */
 };
@@ -119,7 +119,7 @@ template <class E> struct attention_state {
     bool more; /* the walk is at a block whose scores are not computed yet */
     struct row_state rows;
     float shrink[2];
-    bool shrinks;          /* in this warp; keeps_top only */
+    bool shrinks;          /* for this warp; only with keeps_top */
     float s[E::block / 2]; /* scores, then probabilities */
     float o[E::value_dim / 2];
     uint32_t p[E::block / 4];

@@ -31,10 +31,10 @@ static constexpr uint32_t rows_of_piece(int row_bytes)
 /* Compile-time shape of one kernel. */
 template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int STRIPED, int VALUE_DIM>
 struct attention {
-    static constexpr int type = TYPE;           /* of queries, keys, values and results: enum prs_dtype */
-    static constexpr int head_dim = HEAD_DIM;   /* of queries and keys */
-    static constexpr int value_dim = VALUE_DIM; /* of values and results */
-    static constexpr int block = BLOCK;         /* keys */
+    static constexpr int type = TYPE;           /* enum prs_dtype of queries, keys, values and results */
+    static constexpr int head_dim = HEAD_DIM;   /* columns of queries and keys */
+    static constexpr int value_dim = VALUE_DIM; /* columns of values and results */
+    static constexpr int block = BLOCK;         /* keys in a block */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
     static constexpr bool far = FAR != 0;         /* there are other nodes; the calls that reach them need registers */
@@ -80,7 +80,7 @@ struct attention_memory {
     uint64_t *piece_full, *piece_empty, *piece_read;
     /* [2], backward only: a buffer of columns to be added to the sums is full, or empty */
     uint64_t *sum_full, *sum_empty;
-    uint32_t *piece;                  /* its index */
+    uint32_t *piece;                  /* [PRS_ATTENTION_PIECE_SLOTS]: index of the piece */
     struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped only */
 };
 

@@ -13,7 +13,7 @@ struct prs_attention_kernel {
     uint32_t head_dim, value_dim, block_rows, overlap; /* compile-time choices */
     uint32_t far;                                      /* 1: for several nodes */
     uint32_t striped;                                  /* 1: stripes.h */
-    uint32_t tile_rows;                                /* of a task */
+    uint32_t tile_rows;                                /* query rows of a task */
 };
 
 #ifdef __cplusplus

@@ -108,7 +108,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
         return;
     while (*ready < s->slabs && *ready * slab_rows < end)
         *ready += await_slabs<WHAT>(args, t, kind, w.span, *ready);
-    fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
+    fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by TMA */
 }
 
 /* The same for a striped walk. A segment is a slab. The segments of a slice that the task reads are consecutive; others
@@ -212,7 +212,7 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     bool claims = threadIdx.x == 0;
-    uint32_t step = 0; /* of the next block of keys */
+    uint32_t step = 0; /* number of the next block of keys */
     uint32_t piece = claims ? claim_piece(args) : 0;
     for (uint32_t turn = 0;; turn++) {
         piece = __shfl_sync(~0u, piece, 0);

@@ -69,7 +69,7 @@ PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part
     if (__shfl_sync(~0u, before, 0) + 1 != p.parts)
         return false;
     if (threadIdx.x % 32 == 0)
-        *done = 0; /* for the next launch; this launch does not count it again */
+        *done = 0; /* the next launch needs 0; this launch does not count any more */
     __syncwarp();
     *rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll

@@ -86,7 +86,7 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
         await_flag<E>(args, epoch, p, args.credits[0] + index, want, PRS_AWAIT_CREDIT,
                       prs_place_neighbour(&s->place, s->place.local_ranks - x.distance), index);
     }
-    fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine write */
+    fence_async_global(); /* the credit was read by an ordinary load, and lets TMA write */
 }
 
 /* For a slice of another node: waits until the slab has come from the counterpart. */
@@ -98,7 +98,7 @@ PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const stru
     uint32_t word = prs_attention_far_slab(s, x.way, x.pair, x.kind, x.segment, x.slab);
     await_flag<E>(args, epoch, p, far_flag(args, word), epoch, PRS_AWAIT_KEYS, prs_place_counterpart(&s->place, x.way),
                   word);
-    fence_async_global(); /* the signal was read by an ordinary load, the rows are read by the copy engine */
+    fence_async_global(); /* the signal was read by an ordinary load, the rows are read by TMA */
 }
 
 template <class E> PRS_DEVICE uint32_t row_bytes_of(const struct prs_attention_message &x)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: how the tensors of a launch, and staging memory, lie for the copy engine inside the SMs. */
+/* Ring attention: how the tensors of a launch, and staging memory, lie for TMA (core/tensor_map.h). */
 #ifndef PERSEUS_FUSED_ATTENTION_TENSORS_H
 #define PERSEUS_FUSED_ATTENTION_TENSORS_H
 

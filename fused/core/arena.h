@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Divides chunks of memory into blocks. It touches no memory, and the same calls give the same blocks: ranks that take
- * and give back in the same order need not tell each other where their blocks lie. Plain C, no CUDA. */
+/* Divides chunks of memory into blocks. It touches no memory, and the same calls give the same blocks: so ranks that
+ * take and give back blocks in the same order need not tell each other where the blocks are. Plain C, no CUDA. */
 #ifndef PERSEUS_FUSED_ARENA_H
 #define PERSEUS_FUSED_ARENA_H
 
@@ -26,11 +26,11 @@ int prs_arena_take(struct prs_arena *a, uint64_t bytes, struct prs_block **out);
 /* NULL does nothing. */
 void prs_arena_give_back(struct prs_arena *a, struct prs_block *block);
 
-/* How large a chunk should be that is added for a block of `bytes` bytes: not smaller than all chunks so far (up to a
- * limit), so that an arena that grows block by block has few chunks. */
+/* The size of a new chunk for a block of `bytes` bytes: at least that of all chunks so far (up to a limit), so that an
+ * arena that grows block by block has few chunks. */
 uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes);
-/* The same for a piece that plans share, when the largest one so far is too small for `bytes`: twice as large as that
- * one (up to a limit), so that plans that come in order of size need few pieces. */
+/* The size of a new piece that plans share, if the largest one so far is too small for `bytes`: twice that size (up to
+ * a limit), so that plans that are opened in order of size need few pieces. */
 uint64_t prs_arena_shared(uint64_t bytes, uint64_t largest);
 /* Add a chunk; its number is how many there were before. 0 or -ENOMEM. */
 int prs_arena_add(struct prs_arena *a, uint64_t bytes);

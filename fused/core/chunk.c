@@ -19,13 +19,13 @@ enum {
     DEVICES_MAX = 64 /* one bit each; access to devices with higher numbers is enabled every time */
 };
 
-/* What a rank tells about its new chunks. Inside a node the process id identifies the process. */
+/* What a rank tells the others about its new chunks. Inside a node the process id identifies the process. */
 struct offer {
     int32_t pid, device;
     uint64_t address, bytes;
     cudaIpcMemHandle_t handle;
-    struct prs_fd_pass_address files; /* where its file can be asked for, if the context sleeps */
-    struct prs_keys keys;             /* of its region, for other nodes */
+    struct prs_fd_pass_address files; /* where to ask for its file, if the context sleeps */
+    struct prs_keys keys;             /* keys of its region, for other nodes */
     int32_t error;                    /* this rank failed: all ranks fail together */
     int32_t pad;
 };
@@ -37,7 +37,7 @@ struct offers {
 /* Files of a chunk in a context that sleeps, kept while ranks in other processes map them. -1: none. */
 struct gift {
     struct prs_fd_pass pass;
-    int file;                     /* of this rank's memory */
+    int file;                     /* that of this rank's memory */
     int got[PRS_MAX_LOCAL_RANKS]; /* [p] */
 };
 

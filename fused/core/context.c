@@ -83,7 +83,7 @@ struct hello {
     int32_t error;         /* this rank failed: all ranks fail together */
     uint32_t sms, capability;
     char gpu[64], version[32];
-    uint32_t measure_ms; /* that of rank 0 counts */
+    uint32_t measure_ms; /* rank 0's value is used */
     uint32_t sleeps;
 };
 

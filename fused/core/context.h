@@ -28,23 +28,23 @@ struct prs_fused {
     struct prs_fused_config config;
     struct prs_place place;
     struct prs_network *network; /* NULL on a single node */
-    struct prs_memory *memory;   /* of symmetric.c */
+    struct prs_memory *memory;   /* memory.h */
     struct prs_board *board;     /* NULL when this rank is alone on its node */
     struct prs_symmetric *alarm; /* struct prs_alarm; NULL when this rank is alone on its node */
-    cudaStream_t stream;         /* for filling memory; it never waits for another stream */
+    cudaStream_t stream;         /* fills memory; it never waits for another stream */
     struct prs_copy_stream copies;
     struct prs_fault *fault;        /* host memory that the device writes */
     struct prs_fault *fault_device; /* the same, as the device sees it */
-    uint32_t sms;                   /* that kernels may use */
+    uint32_t sms;                   /* how many SMs kernels may use */
     uint32_t capability;
     uint32_t measure_ms; /* PERSEUS_FUSED_MEASURE_MS of rank 0 */
     char gpu[64];
     struct prs_kept *kept; /* data that families keep for all their plans */
     prs_awaited_fn *awaited[PRS_MOST_FAMILIES];
-    uint32_t plans;        /* that were opened so far */
+    uint32_t plans;        /* how many plans were opened so far */
     uint32_t common_plans; /* how many of those plans all ranks opened together */
     uint32_t scratch_of;   /* number of the plan that was the last to be launched with prs_plan.scratch; 0: none */
-    bool parted;           /* an all-gather failed here: other ranks may have gone on */
+    bool parted;           /* an all-gather failed here, but other ranks may have continued */
     bool shared_device;    /* two ranks of one node, this one or another, use one GPU */
 };
 

@@ -17,7 +17,7 @@ struct cta_memory {
 };
 
 struct cta_position {
-    uint32_t cluster, clusters, rank; /* rank: of the CTA in its cluster */
+    uint32_t cluster, clusters, rank; /* rank: number of the CTA in its cluster */
     uint32_t epoch;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The types of elements, as kernels see them; element.h has what the host knows of them. TYPE: enum prs_dtype. A
- * kernel of each type is an instance of its own. */
+/* The types of elements, for kernels; element.h is for the host. TYPE: enum prs_dtype. Each type has its own instance
+ * of a kernel. */
 #ifndef PERSEUS_FUSED_ELEMENT_CUH
 #define PERSEUS_FUSED_ELEMENT_CUH
 
@@ -168,7 +168,7 @@ template <> struct element<PRS_DTYPE_E4M3> : element_size<1> {
     }
 };
 
-/* Of results only. */
+/* Only results have this type. */
 template <> struct element<PRS_DTYPE_FP32> : element_size<4> {
     typedef float bits;
 };

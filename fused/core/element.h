@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The types of elements, as the host sees them: a row for each. element.cuh has what kernels know of them. */
+/* The types of elements, for the host: one row for each type. element.cuh is for kernels. */
 #ifndef PERSEUS_FUSED_ELEMENT_H
 #define PERSEUS_FUSED_ELEMENT_H
 
@@ -18,7 +18,7 @@ struct prs_element {
     bool multiplies; /* A and B of a product may be of this type; the next field is only for such types */
     uint32_t sum;    /* enum prs_dtype: the type in which partial sums are sent */
     CUtensorMapDataType tensor;
-    cudaDataType_t library; /* what cuBLASLt calls it */
+    cudaDataType_t library; /* its name in cuBLASLt */
 };
 
 #ifdef __cplusplus
@@ -32,7 +32,7 @@ const struct prs_element *prs_element_find(uint32_t type);
 }
 #endif
 
-/* Of a type that exists. */
+/* The type must exist. */
 static inline uint32_t prs_element_bytes(uint32_t type)
 {
     return prs_element_find(type)->bytes;

@@ -48,7 +48,8 @@ template <int N> PRS_DEVICE void activate(uint32_t activation, float (&x)[N])
     }
 }
 
-/* One element of the result. SUM, RESULT: types of the bias and of C; up: gated; columns: of the result. */
+/* One element of the result. SUM, RESULT: types of the bias and of C. up: used if gated. columns: how many the result
+ * has. */
 template <int SUM, int RESULT>
 PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, float up, uint64_t row, uint32_t column,
                                 uint32_t columns)

@@ -12,8 +12,8 @@
 
 /* A rank's rows of the result. Fields that are 0 have no effect. */
 struct prs_epilogue {
-    const void *bias;        /* of the type in which sums are sent, one per column of the product */
-    const void *residual;    /* of the type of C */
+    const void *bias;        /* one element per column of the product, in the type in which sums are sent */
+    const void *residual;    /* in the type of C */
     uint64_t residual_pitch; /* elements from one row of the residual to the next */
     uint32_t activation;     /* enum prs_activation */
     uint32_t gated;
@@ -26,7 +26,7 @@ PRS_SHARED uint32_t prs_epilogue_columns(const struct prs_epilogue *e, uint32_t 
     return e->gated ? tile_columns / 2 : tile_columns;
 }
 
-/* The column of B at which half `half` of column tile `tile` begins; columns: of the result. */
+/* The column of B at which half `half` of column tile `tile` begins. columns: how many the result has. */
 PRS_SHARED uint32_t prs_epilogue_half(const struct prs_epilogue *e, uint32_t tile_columns, uint32_t columns,
                                       uint32_t tile, uint32_t half)
 {

@@ -8,19 +8,19 @@
 
 #include "fused/core/place.h"
 
-/* A put's source must be in a window too, so staging also has slots for data to be sent.
+/* A put's source must be in a window too, so staging memory also has slots for data to be sent.
  *
- * Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has finished e + 1. For that
- * it needed what each counterpart sent in e + 1. Each counterpart therefore had finished e: it had received and read
+ * Why a bank of either side may be written again two epochs later: a rank in epoch e + 2 has finished e + 1. For that
+ * it needed the data that each counterpart sent in e + 1. So each counterpart had finished e: it had received and read
  * everything that was put in e. Rows of the result are put straight from the result, so a launch ends only when its
  * puts are complete. */
 struct prs_far {
     struct prs_device device;
-    /* this rank's words; counterparts set them to the epoch; their low halves are awaited like flags */
+    /* this rank's words, which counterparts set to the epoch. Kernels wait for their low halves like for flags */
     uint64_t *signals;
-    uint32_t *counters;                   /* this rank's; they tell which CTA is the last to arrive */
+    uint32_t *counters;                   /* this rank's counters, which tell which CTA is the last to arrive */
     uint8_t *result[PRS_MAX_LOCAL_RANKS]; /* all-reduce: [p]: C of neighbour p */
-    uint64_t result_offset;               /* of C in its window */
+    uint64_t result_offset;               /* offset of C in its window */
     uint32_t staging_window, signal_window, result_window;
 };
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 struct launch_shape {
-    uint32_t cluster; /* CTAs */
+    uint32_t cluster; /* CTAs in a cluster */
     uint32_t threads;
     uint32_t shared_bytes;
 };

@@ -15,7 +15,7 @@ static const double PRS_COPY_BYTES_PER_US = 357e3;        /* copy engines, large
 static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, one copy while a kernel runs */
 
 /* Bytes per microsecond through one 400 Gb/s port. */
-static const double PRS_PORT_BYTES_PER_US = 45e3;     /* less headers; not measured */
+static const double PRS_PORT_BYTES_PER_US = 45e3;     /* the link's rate without headers; not measured */
 static const double PRS_ROW_PORT_BYTES_PER_US = 47e3; /* puts of many rows */
 
 static const double PRS_MEMORY_BYTES_PER_US = 4.3e6;
@@ -23,7 +23,7 @@ static const double PRS_CLOCKS_PER_US = 1600; /* clock of an SM under full load;
 /* fixed time of a fused kernel: launch, first stages, last tile's store */
 static const double PRS_START_US = 8;
 
-/* Microseconds for `flops` operations on `sms` SMs. flops_per_us: a family's figure, on all SMs. */
+/* Microseconds for `flops` operations on `sms` SMs. flops_per_us: a family's rate on all SMs. */
 static inline double prs_compute_us(double flops, double flops_per_us, double sms)
 {
     return flops / (flops_per_us / PRS_SMS * sms);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of a context's memory, for the files that divide it: chunk.c, symmetric.c, local.c, lent.c. */
+/* The structures of a context's memory, for the files that divide it: chunk.c, symmetric.c, local.c, lent.c. */
 #ifndef PERSEUS_FUSED_MEMORY_H
 #define PERSEUS_FUSED_MEMORY_H
 

@@ -14,13 +14,13 @@ template <int COLUMNS, int SUM> struct tile_columns {
     static constexpr int sum = SUM;
     static constexpr int accumulators = COLUMNS / 2;              /* per thread: 128 threads share 64 rows */
     static constexpr int stage_b = COLUMNS * PRS_STAGE_ROW;       /* bytes */
-    static constexpr int slab_columns = element<SUM>::in_row;     /* of C */
-    static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
+    static constexpr int slab_columns = element<SUM>::in_row;     /* columns of C */
+    static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* slabs of a warpgroup */
     static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % slab_columns == 0, "slabs are whole");
     /* Members that an instance may redefine. */
     static constexpr int stages = PRS_STAGES;
-    static constexpr int slab_barriers = 4;            /* of each kind */
-    static constexpr uint32_t slab_place = PRS_SMEM_C; /* where the store buffers are */
+    static constexpr int slab_barriers = 4;            /* barriers of each kind */
+    static constexpr uint32_t slab_place = PRS_SMEM_C; /* offset of the store buffers */
 };
 
 /* Issues the products of a full stage, of N accumulators' columns from `first` on, and returns while they run. */
@@ -59,7 +59,7 @@ template <class E> PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float 
         to[i] = element<E::sum>::pack(d[2 * i], d[2 * i + 1]);
 }
 
-/* Writes a slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */
+/* Writes a slab as 64 rows of 128 bytes, swizzled as TMA expects. */
 PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -172,7 +172,7 @@ template <class E>
 PRS_DEVICE void hand_over_whole_tile(const float (&d)[E::accumulators], const struct cta_memory &m, uint32_t half,
                                      struct slab_pipeline *ring, bool partial, bool gated)
 {
-    if constexpr (E::slabs == E::slabs_per_tile) { /* gated: as of hand_over_tile() */
+    if constexpr (E::slabs == E::slabs_per_tile) { /* gated: as in hand_over_tile() */
 #pragma unroll
         for (int i = 0; i < E::slabs; i++) {
             uint32_t x[16];

@@ -76,7 +76,7 @@ static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
 
 /* Over several queues the policy `auto` counts arrivals, which costs the receiving CPU work for each signal. Here every
  * put is in a group with its signal and a group uses one queue, so that `in_order` is enough where queues keep order.
- * But only what is counted can be sent again when a rail is lost. NULL: as configured. */
+ * But only `counted` can replace a lost rail. NULL: as configured. */
 static const char *choose_policy(const struct prs_network *n)
 {
     const char *asked = prs_env_text("PERSEUS_ORDER");

@@ -15,10 +15,10 @@ struct prs_fused;
 
 struct prs_network {
     struct prs_fabric *fabric;
-    struct prs_rail_set rails; /* of this rank's GPU */
+    struct prs_rail_set rails; /* those of this rank's GPU */
     struct prs_team *team;     /* all ranks */
     struct prs_proxy *proxy;
-    struct prs_device device; /* for kernels, by value; opening and closing windows does not change it */
+    struct prs_device device; /* kernels get a copy; opening and closing windows does not change it */
 };
 
 /* Collective; the context's device is current. -ENODEV on every rank when one of them has no RDMA device. */

@@ -13,19 +13,19 @@ struct prs_plan;
 
 /* The steps that differ from kernel to kernel; all but close() return 0 or -errno. The context's device is current. */
 struct prs_plan_steps {
-    const char *name;        /* for error texts: "a matrix product" */
+    const char *name;        /* in error texts: "a matrix product" */
     prs_awaited_fn *awaited; /* names the flags of its kernels */
     /* Opening. decide() needs no other rank: it checks the arguments, loads the kernels, decides everything, and says
      * what memory the plan needs and which terms must agree. agreed: NULL, or what all ranks know; then an earlier
      * decide() was undone by close(). */
     int (*decide)(struct prs_plan *p, const struct prs_hint *agreed);
-    /* When all ranks have decided alike, and memory[] is there. Local. */
+    /* Runs when all ranks have decided the same, and memory[] is allocated. Local. */
     int (*place)(struct prs_plan *p);
     /* Releases what decide() and place() opened, except memory of prs_plan_need() and prs_plan_local(). Runs also after
      * they failed. Local. NULL: nothing. */
     void (*close)(struct prs_plan *p);
     /* Launching, for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for; copies()
-     * enqueues the copies on the copy stream, which runs beside the kernels of the launch. */
+     * enqueues the copies on the copy stream, which run at the same time as the kernels of the launch. */
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
     /* Launching, for plans that call prs_plan_shares(): enqueues the kernel of plan_switch.cuh. */
@@ -44,9 +44,9 @@ struct prs_plan {
     struct prs_call call;
     const char *term_name[PRS_CALL_TERMS];
     struct prs_need need[PRS_CALL_NEEDS];
-    int refused; /* by prs_plan_need() */
+    int refused; /* 0, or the error of prs_plan_need() */
     uint32_t holding;
-    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by the number of the need; NULL: no such need, or one of 0 bytes */
+    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* [number of the need]; NULL: no such need, or one of 0 bytes */
     struct prs_local words, own, scratch;
     uint32_t number; /* counts all plans that the context has had; from 1 on */
     /* counts the plans that all ranks opened, so it is the same on all ranks; 0: a plan of one rank alone */
@@ -76,12 +76,12 @@ void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, ui
 void prs_plan_shares(struct prs_plan *p, uint32_t number, const char *pool);
 /* For decide(): a term that must be the same on all ranks; `name` is for error texts. */
 void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value);
-/* For decide(): p->own, memory of this rank, of which the first `clean` bytes are zero. Once. */
+/* For decide(), at most once: allocates p->own, memory of this rank; its first `clean` bytes are zero. */
 int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
-/* For decide(): p->scratch, memory of this rank that the plans of a context share. What is in it lasts until another
- * plan with such memory is launched. Once. */
+/* For decide(), at most once: p->scratch becomes memory of this rank that the plans of a context share. Its content
+ * lasts until another plan with such memory is launched. */
 int prs_plan_scratch(struct prs_plan *p, uint64_t bytes);
-/* Whether p->scratch still has what a launch of this plan left there, as far as the order of calls tells. */
+/* Whether p->scratch still has the data that a launch of this plan left there, judging by the order of calls. */
 bool prs_plan_has_scratch(const struct prs_plan *p);
 /* For decide(): the plan has copies. */
 int prs_plan_copies(struct prs_plan *p);

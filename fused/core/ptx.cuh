@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define PRS_DEVICE static __device__ __forceinline__
-/* For functions that run rarely: inlined, they would cost the roles registers. */
+/* For functions that run rarely. If they were inlined, the roles would need more registers. */
 #define PRS_DEVICE_OUTLINED static __device__ __noinline__
 
 /* The dynamic shared memory of this CTA; swizzles look at address bits below 1024. */
@@ -65,7 +65,7 @@ PRS_DEVICE void mbarrier_init(uint64_t *bar, uint32_t arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(arrivals) : "memory");
 }
 
-/* Makes freshly initialised barriers visible to the other CTA of the cluster and to the copy engine. */
+/* Makes freshly initialised barriers visible to the other CTA of the cluster and to TMA. */
 PRS_DEVICE void mbarrier_init_fence(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -123,8 +123,8 @@ PRS_DEVICE bool mbarrier_test(uint64_t *bar, uint32_t parity)
     return done != 0;
 }
 
-/* Not bounded: every arrival comes from this cluster or from the copy engine. Waits on other GPUs are bounded where
- * they happen (sync.cuh), so a lost peer cannot leave a barrier incomplete. */
+/* It has no time limit, because every arrival comes from this cluster or from TMA. Waits for other GPUs have a limit
+ * (sync.cuh), so a lost peer cannot leave a barrier incomplete. */
 PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
 {
     while (!mbarrier_try_wait(bar, parity)) {
@@ -235,15 +235,15 @@ PRS_DEVICE void bulk_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* At most N groups have bytes still to be read from shared memory: it may be written again, but nothing is promised
- * about the destination. */
+/* Waits until at most N groups still have bytes to read from shared memory. The shared memory of the others may be
+ * written again; nothing is promised about their destination. */
 template <int N> PRS_DEVICE void bulk_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-/* At most N groups are incomplete; the writes of the others have been made visible to this thread, which may now signal
- * them. */
+/* Waits until at most N groups are incomplete. The writes of the others are visible to this thread, which may signal
+ * them now. */
 template <int N> PRS_DEVICE void bulk_wait_done(void)
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
@@ -260,13 +260,13 @@ PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, in
 }
 
 /* ---- proxies, flags ---- */
-/* Makes ordinary stores to shared memory visible to the copy engine and the tensor cores. */
+/* Makes ordinary stores to shared memory visible to TMA and the tensor cores. */
 PRS_DEVICE void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Makes global memory that this thread has acquired visible to the copy engine. */
+/* Makes global memory that this thread has acquired visible to TMA. */
 PRS_DEVICE void fence_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -284,7 +284,7 @@ PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* Four neighbouring words (16-byte aligned), each of which is one access of its own; they order nothing else. */
+/* Loads four neighbouring words (16-byte aligned). Each of them is a separate access; they order nothing else. */
 PRS_DEVICE uint4 load_relaxed_sys_v4(const void *p)
 {
     uint4 v;
@@ -344,7 +344,7 @@ PRS_DEVICE void store_shared_v4(uint32_t address, uint32_t r0, uint32_t r1, uint
                  : "memory");
 }
 
-/* Stores to the offset of `to` in the shared memory of CTA `cta` of the cluster. */
+/* Stores in the shared memory of CTA `cta` of the cluster, at the offset of `to`. */
 PRS_DEVICE void store_shared_at(uint32_t *to, uint32_t v, uint32_t cta)
 {
     asm volatile("{\n"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantising sums while they are in the registers of the tensor cores (epilogue.cuh): 128 columns of a row are numbers
- * of four lanes, and share a scale. */
+/* Quantising sums while they are in the registers of the tensor cores (epilogue.cuh): four lanes have 128 columns of
+ * a row, which share a scale. */
 #ifndef PERSEUS_FUSED_QUANTISED_TILE_CUH
 #define PERSEUS_FUSED_QUANTISED_TILE_CUH
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device code of scales.h: the tile product of e4m3. The tensor cores keep about 14 bits of a sum, so its error
- * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to one in fp32. It multiplies 128
- * columns at a time, since registers hold no second sum of a whole tile. */
+ * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to a sum in fp32. It multiplies 128
+ * columns at a time, because the registers have no room for a second sum of a whole tile. */
 #ifndef PERSEUS_FUSED_SCALES_CUH
 #define PERSEUS_FUSED_SCALES_CUH
 
 #include "fused/core/multiply.cuh"
 #include "fused/core/scales.h"
 
-/* Where a warpgroup's 64 rows of a tile find their scales. Rows and columns beyond the last ones use the scales of the
+/* Where the scales of a warpgroup's 64 rows of a tile are. Rows and columns beyond the last ones use the scales of the
  * last ones. */
 struct scaled_tile {
-    const float *a; /* of this rank's rows, or of rows that another rank has sent */
-    uint64_t pitch; /* as a_pitch */
+    const float *a; /* scales of this rank's rows, or of rows that another rank has sent */
+    uint64_t pitch; /* like a_pitch */
     uint32_t next;  /* scales of blocks: floats from one row's scale to the next row's */
     uint32_t row, last_row;
     uint32_t column[2], last_column; /* column: the columns of B where the two halves of the tile begin */
@@ -23,7 +23,7 @@ PRS_DEVICE uint32_t at_most(uint32_t x, uint32_t most)
     return x < most ? x : most;
 }
 
-/* The two rows of which a thread holds sums (epilogue.cuh). */
+/* A thread has sums of two rows (epilogue.cuh). */
 PRS_DEVICE uint32_t scaled_row(const struct scaled_tile &at, uint32_t second)
 {
     return at_most(at.row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + second * 8, at.last_row);
@@ -58,7 +58,8 @@ PRS_DEVICE void scale_tile(const struct prs_scales &s, const struct scaled_tile 
     }
 }
 
-/* Where the factors of a stage's sums lie: of a thread's two rows, and of each 128 columns of the tile. */
+/* Where the factors of a stage's sums are: one for each of a thread's two rows, and one for each 128 columns of the
+ * tile. */
 template <int PARTS> struct factor_places {
     const float *row[2], *columns[PARTS];
 };
@@ -114,7 +115,7 @@ PRS_DEVICE void multiply_tile_promoted(float (&d)[E::accumulators], const struct
         {
             1, 1
         }
-    }; /* for sums that are scaled when they are finished */
+    }; /* used where finished sums are scaled */
     struct pipeline p = {__reduce_max_sync(~0u, r->stage), __reduce_max_sync(~0u, r->phase)};
     float held[own];
     half = __reduce_max_sync(~0u, half);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scales of a product of e4m3: an element of A or B stands for its number times its scale. A rank multiplies its
- * own sums by its own scales, in fp32, before it rounds them to travel or adds those of other ranks, whose scales may
- * differ. Scales of blocks differ along K, so the sum of each block is multiplied when it is promoted to fp32. Plain
- * C. */
+/* The scales of a product of e4m3: the value of an element of A or B is its number times its scale. A rank multiplies
+ * its own sums by its own scales, in fp32, before it rounds and sends them, or adds those of other ranks. The scales of
+ * ranks may differ. Scales of blocks differ along K, so the sum of each block is multiplied when it is promoted to
+ * fp32. Plain C. */
 #ifndef PERSEUS_FUSED_SCALES_H
 #define PERSEUS_FUSED_SCALES_H
 

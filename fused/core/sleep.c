@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All ranks of the node come before any gives memory back, because until then others may write to it; and before any
- * goes on after waking, because until then what survives is not there.
+/* All ranks of the node call prs_fused_sleep() before any rank gives memory back, because until then others may write
+ * to it. All call prs_fused_wake() before any rank continues, because until then the content is not restored.
  *
- * What survives is in blocks of memory that must be clean, of signals, and of this rank alone. Memory of data and
- * scratch is free after a launch: each launch writes what it reads there. */
+ * What survives is the content of blocks of memory that must be clean, of signals, and of this rank alone. Memory of
+ * data and scratch need not survive: each launch writes there what it reads. */
 #include "fused/core/sleep.h"
 
 #include <errno.h>
@@ -180,7 +180,7 @@ static int go_to_sleep(struct prs_fused *ctx, int error)
         prs_sleep_forget(ctx->memory);
         return r;
     }
-    ctx->scratch_of = 0; /* what was there is lost */
+    ctx->scratch_of = 0; /* the content is lost */
     return prs_ranks_agree(ctx, give_back_all(ctx));
 }
 

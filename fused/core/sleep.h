@@ -8,12 +8,12 @@
 struct prs_fused;
 struct prs_memory;
 
-/* 0, or -EBUSY: the context is asleep. name: of what needs its memory, for the text. */
+/* 0, or -EBUSY: the context is asleep. name: what needs its memory, for the error text. */
 int prs_sleep_check(const struct prs_fused *ctx, const char *name);
 
-/* Bytes of host memory that keep what survives. */
+/* How many bytes of host memory keep the content that must survive. */
 uint64_t prs_sleep_saved(const struct prs_memory *m);
-/* Frees them. */
+/* Frees that memory. */
 void prs_sleep_forget(struct prs_memory *m);
 
 #endif

@@ -125,7 +125,7 @@ void prs_span_drop(struct prs_span *s)
         (void)cudaFree(s->at);
     if (s->at && s->sleeps) {
         if (s->handle != 0)
-            (void)cudaDeviceSynchronize(); /* as cudaFree() does */
+            (void)cudaDeviceSynchronize(); /* cudaFree() does it too */
         (void)prs_span_sleep(s);
         (void)CALL(UNRESERVE, PFN_cuMemAddressFree_v10020, s->at, s->reserved, (CUdeviceptr)(uintptr_t)s->at,
                    s->reserved);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory of a context: of cudaMalloc(), or, where it has to be given back while its address stays, of CUDA's
- * virtual memory management. The device is current. Functions return 0 or -errno. */
+/* Device memory of a context. It comes from cudaMalloc(), or, if it must be given back while its address stays, from
+ * CUDA's virtual memory management. The device is current. Functions return 0 or -errno. */
 #ifndef PERSEUS_FUSED_SPAN_H
 #define PERSEUS_FUSED_SPAN_H
 
@@ -11,7 +11,7 @@
 struct prs_span {
     uint8_t *at; /* NULL: none */
     size_t bytes;
-    bool sleeps;     /* its memory can be given back and taken again */
+    bool sleeps;     /* the memory can be given back and taken again */
     size_t reserved; /* if it sleeps: bytes of address space, a multiple of CUDA's granularity */
     uint64_t handle; /* if it sleeps: handle of the memory; 0: the memory is given back */
 };
@@ -29,7 +29,7 @@ int prs_span_export(const struct prs_span *s, int *file);
 /* Memory of another process. A span that is asleep gets the memory at the addresses that it has. The caller keeps the
  * file. */
 int prs_span_import(struct prs_span *s, int file, size_t bytes, int device);
-/* Lets a device use memory of this process: a span that sleeps, all `reserved` bytes of it. */
+/* Lets a device use memory of this process: all `reserved` bytes of a span that sleeps. */
 int prs_span_allow(uint8_t *at, size_t reserved, int device);
 
 #endif

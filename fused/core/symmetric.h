@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that every rank has and all ranks of a node map. It is allocated in chunks, which the ranks map when the arena
- * grows; plans and allocations take pieces of chunks. All ranks take and release pieces in the same order, so that a
- * piece lies at the same place on all ranks although nobody says where.
+ * grows; plans and allocations take pieces of chunks. All ranks take and release pieces in the same order, so a piece
+ * has the same place on all ranks, and ranks need not tell it to each other.
  *
- * What a call holds is a *holding*. A rank closes a holding alone and at once. Its pieces are free when all ranks have
- * closed it, which they learn in the next collective call. */
+ * The pieces of one call are a *holding*. A rank closes a holding alone and at once. Its pieces are free when all ranks
+ * have closed it, which they learn in the next collective call. */
 #ifndef PERSEUS_FUSED_SYMMETRIC_H
 #define PERSEUS_FUSED_SYMMETRIC_H
 
@@ -12,7 +12,7 @@
 #include "fused/core/far.h"
 #include "fused/core/meeting.h"
 
-/* What the memory holds at first, and which ranks or NICs write to it. Each use has chunks of its own. */
+/* The initial content of the memory, and who writes to it. Each use has chunks of its own. */
 enum prs_symmetric_use {
     PRS_SYMMETRIC_DATA,    /* anything; written and read by ranks of this node and, through a window, of others */
     PRS_SYMMETRIC_CLEAN,   /* zeros; the same */
@@ -33,9 +33,9 @@ struct prs_symmetric {
     enum prs_symmetric_use use;
     const char *pool; /* NULL: not shared */
     uint32_t holders;
-    uint32_t window; /* of ctx->network->device, when has_window; the same on all ranks */
+    uint32_t window; /* index in ctx->network->device, if has_window; the same on all ranks */
     bool has_window;
-    bool lent; /* to the caller */
+    bool lent; /* the caller has it */
 };
 
 /* What a call asks for. */

@@ -22,8 +22,8 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* Only the first fault of a rank is kept. This and the next function are out of line, so that they cost the roles no
- * registers. */
+/* Only the first fault of a rank is kept. This and the next function are out of line, so that the roles need no
+ * registers for them. */
 PRS_DEVICE_OUTLINED void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
                                       uint32_t want, uint32_t seen, uint64_t waited)
 {
@@ -46,7 +46,7 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
 {
     struct prs_plan_words *words = sync->words;
     record_fault(sync, what, from, index, want, seen, waited);
-#pragma unroll 1 /* unrolled, it would cost the callers registers */
+#pragma unroll 1 /* unrolled, the callers would need more registers */
     for (uint32_t i = 0; i < words->neighbours; i++)
         *(volatile uint32_t *)&words->alarm[i]->raised =
             (words->rank + 1) | ((what & PRS_FAULT_ABORTED) != 0 ? PRS_ALARM_ABORT : 0);
@@ -88,7 +88,7 @@ PRS_DEVICE_OUTLINED void refuse_word(const struct prs_sync *sync, uint32_t i, ui
         __threadfence_system(); /* [fault-record] */
         *(volatile uint32_t *)&d->state = 2u;
     }
-    /* A neighbour that sees the alarm shall see the word, too, which may still be on its way there. */
+    /* A neighbour that sees the alarm must see the word, too, which may not have arrived there yet. */
 #pragma unroll 1
     for (uint32_t p = 0; p + 1 < ranks; p++)
         *(volatile uint64_t *)&sync->words->alarm[p]->said[mine >> 48 & 1][i] = other;
@@ -163,9 +163,9 @@ PRS_DEVICE uint32_t absent_ranks(const struct prs_sync *sync)
     return sync->alarm ? *(volatile uint32_t *)&sync->alarm->absent : 0;
 }
 
-/* Whether a wait is for a rank that was left out. Then what has not arrived does not arrive any more, so the caller
- * looks once more, and goes on. Every wait for such a rank asks at its first miss, if `absent`, which the launch has
- * read at its begin, has the rank, and again now and then. */
+/* Whether a wait is for a rank that was left out. If so, missing data will never arrive, so the caller reads once more
+ * and continues. A wait for a rank asks at its first miss if `absent`, which the launch has read when it began,
+ * contains the rank; every wait asks again from time to time. */
 PRS_DEVICE_OUTLINED bool is_left_out(const struct prs_sync *sync, uint32_t from)
 {
     if (!sync->alarm)

@@ -16,8 +16,8 @@ struct prs_local;
 /* The text of a family's flag, "partial sums" for example; NULL: the flag is not one of this family. */
 typedef const char *prs_awaited_fn(uint32_t what);
 
-/* What a flag stands for. Flags of its own a family numbers below 64, with numbers that no other family has (a test
- * compares), and names in prs_plan_steps.awaited(). */
+/* What a flag stands for. The flags of a family have numbers below 64, which no other family uses (a test compares),
+ * and prs_plan_steps.awaited() names them. */
 enum prs_awaited {
     PRS_AWAIT_PEERS = 4,
     PRS_AWAIT_NETWORK = 5,
@@ -27,12 +27,12 @@ enum prs_awaited {
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,   /* index: the most rows; want: what rows must be a multiple of; seen: the device's number */
     PRS_FAULT_PATH = 68,   /* MoE: rank `from` runs several kernels, and this rank runs one */
-    PRS_FAULT_BOUNDS = 69, /* packed sequences; index: of a bound; want: the bound before it; seen: the bound */
+    PRS_FAULT_BOUNDS = 69, /* packed sequences; index: that of a bound; want: the bound before it; seen: the bound */
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };
 
-/* Added to an alarm: ranks shall give up at once, not at their limits. */
+/* Added to an alarm: ranks must give up at once, not at their time limits. */
 enum { PRS_ALARM_ABORT = 1u << 30 };
 
 /* Symmetric memory of a context, on each rank of a node. */
@@ -47,7 +47,7 @@ struct prs_alarm {
 
 /* Two ranks of a node said different words for one launch (say_launch()). */
 struct prs_difference {
-    uint32_t state; /* as that of a fault */
+    uint32_t state; /* like that of a fault */
     uint32_t from;  /* the other rank */
     uint64_t mine, other;
 };
@@ -57,16 +57,16 @@ struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
     uint32_t what;  /* enum prs_awaited */
     uint32_t from;  /* rank that should have raised the flag, or whose input is wrong */
-    uint32_t index; /* of the flag */
+    uint32_t index; /* index of the flag */
     uint32_t want, seen;
     uint64_t waited_ns;
-    /* 1: kernels shall give up, because the caller said so or the network has failed. Never reset to 0 */
+    /* 1: kernels must give up, because the caller said so or the network has failed. Never reset to 0 */
     uint32_t abort;
     uint32_t asked; /* 1: the caller asked for it. The host writes this word and the one before */
     /* May be found after the launch was told to give up; it is more precise. */
     struct prs_difference difference;
-    /* Bit r: launches go on without rank r, which can write nothing any more (doc/decisions/0020). Written by the host;
-     * bits are only added. */
+    /* Bit r: launches continue without rank r, which can write nothing any more (doc/decisions/0020). Written by the
+     * host; bits are only added. */
     uint32_t absent;
 };
 static_assert(sizeof(struct prs_fault) == 72, "host and device share it while kernels run");
@@ -77,7 +77,7 @@ enum { PRS_MOST_CLAIMS = 3 };
 /* Device words of one plan on one rank. */
 struct prs_plan_words {
     uint32_t epoch;    /* launches finished; only grows, so that a captured graph can be replayed */
-    uint32_t meetings; /* unfused path: barriers of the node's ranks, over all launches */
+    uint32_t meetings; /* unfused path: number of barriers of the node's ranks, over all launches */
     /* CTAs that have left the launch, in the high half; the low one: those of them that saw the alarm. Zero between
      * launches. */
     uint64_t left;
@@ -87,7 +87,7 @@ struct prs_plan_words {
     /* Used after a wait that timed out. The launch continues, so that all its CTAs finish. But the data that it signals
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
-    struct prs_alarm *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
+    struct prs_alarm *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* that of each neighbour */
     uint64_t said;                                    /* this launch's word (say_launch()); 0: nothing is compared */
     uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
 };

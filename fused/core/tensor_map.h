@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors for the copy engine inside the SMs (TMA). */
+/* Descriptors for TMA, the copy unit inside the SMs. */
 #ifndef PERSEUS_FUSED_TENSOR_MAP_H
 #define PERSEUS_FUSED_TENSOR_MAP_H
 

@@ -17,7 +17,7 @@ enum {
 
 /* Sizes in bytes. A row of a stage holds one step of K: how many elements that is depends on their type. */
 enum {
-    PRS_STAGES = 4,      /* 48 KB each; fewer stages cost ~2 % at large K, more leave no room for C */
+    PRS_STAGES = 4,      /* 48 KB each; fewer stages take ~2 % longer at large K, more leave no room for C */
     PRS_STAGE_ROW = 128, /* bytes of a row of A, of B and of a slab: one swizzle row */
     PRS_STAGE_A = PRS_TILE_M * PRS_STAGE_ROW,
     PRS_STAGE_B = PRS_TILE_N * PRS_STAGE_ROW, /* room for the widest tile */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Deals out units at run time, because they take different times. The first CTA of a cluster takes the next unit from a
- * counter that all clusters share. It passes the unit to every role of every CTA of the cluster through two slots: to
+/* CTAs claim units at run time, because units take different times. The first CTA of a cluster takes the next unit from
+ * a counter that all clusters share. It passes the unit to every role of every CTA of the cluster through two slots: to
  * its own roles by a store (compute-sanitizer reports a copy to the CTA itself as out of bounds), to the other CTA by a
  * copy that completes on the barrier there. */
 #ifndef PERSEUS_FUSED_UNITS_CUH
@@ -13,8 +13,8 @@ enum { UNIT_SLOTS = 2, UNIT_BYTES = 16 };
 
 /* In shared memory after the barriers of cta.cuh. */
 struct unit_memory {
-    uint64_t *full, *empty; /* of `empty`, only the first CTA's barriers are used */
-    uint8_t *slot;          /* 16 bytes each: the unit, and what the claiming thread tells about it */
+    uint64_t *full, *empty; /* `empty` is used only in the first CTA */
+    uint8_t *slot;          /* [UNIT_SLOTS], 16 bytes each: the unit, and what the claiming thread tells about it */
     uint8_t *out;           /* the first CTA sends units from here */
 };
 
@@ -75,7 +75,7 @@ PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const
     unit_pass<E>(u, at, passed, make_uint4(at.rank == 0 ? atomicAdd(counter, 1u) : 0, 0, 0, 0));
 }
 
-/* As unit_take(), but returns everything that was passed. */
+/* Like unit_take(), but returns everything that was passed. */
 PRS_DEVICE uint4 unit_told(const struct unit_memory &u, struct unit_pipeline *ring, bool whole_warp)
 {
     uint32_t slot = ring->taken % UNIT_SLOTS, phase = ring->taken / UNIT_SLOTS & 1;

@@ -225,7 +225,7 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n8k16_bf16(float (&d)[4], uint64
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
-/* Both operands lie with K outermost: A M-major, B N-major. */
+/* In both operands K is outermost: A is M-major, B is N-major. */
 PRS_DEVICE void wgmma_m64n64k16_bf16_outer(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"

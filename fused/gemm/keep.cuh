@@ -41,7 +41,7 @@ PRS_DEVICE void await_kept(const struct prs_kernel_args &args, const struct push
         wait_flag(&args.sync, arrivals_at(args, launch_here()->epoch, 0, index),
                   prs_schedule_arrivals(s, row_tile, strip), PRS_AWAIT_CHUNK, k.block, index);
     }
-    fence_async_global(); /* arrivals were read by ordinary loads, the chunk is read by the copy engine */
+    fence_async_global(); /* arrivals were read by ordinary loads, the chunk is read by TMA */
 }
 
 template <class E>

@@ -91,7 +91,7 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
     }
     __syncwarp();
     /* MUTANT(emulator reduce_scatter_is_right) fence_async_global before partial sums are loaded: delete */
-    fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
+    fence_async_global(); /* the flags were read by ordinary loads, the sums are read by TMA */
 }
 
 /* Loads the other ranks' partial sums of a tile that is added up here. */
@@ -130,7 +130,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
             /* MUTANT(emulator allgather_is_right) wait for the pushed rows: s#PRS_STRIP_STEPS *#1 ? 1 :# */
             *ready = PRS_STRIP_STEPS * await_strips(args, at, slot, u.pair * 2 + at.rank, step / PRS_STRIP_STEPS);
         }
-        fence_async_global(); /* arrivals were read by ordinary loads, A is read by the copy engine */
+        fence_async_global(); /* arrivals were read by ordinary loads, A is read by TMA */
     }
     --*ready;
 }

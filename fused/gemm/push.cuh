@@ -171,7 +171,7 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
         /* MUTANT(emulator nodes/allgather_is_right) wait for other nodes' rows: delete */
         wait_flag(&args.sync, far_flag(args, word), at.epoch, PRS_AWAIT_CHUNK, k.block, word);
     }
-    fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by the copy engine */
+    fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by TMA */
 }
 
 PRS_DEVICE uint32_t claim_chunk(const struct prs_kernel_args &args)

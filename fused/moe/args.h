@@ -19,7 +19,7 @@ enum { PRS_ROUTE_THREADS = 256 };
 
 /* The routing kernel writes these for the kernels after it. */
 struct prs_moe_totals {
-    uint32_t tokens; /* of this rank */
+    uint32_t tokens; /* number of this rank's tokens */
     uint32_t blocks; /* row blocks of this rank's experts */
     uint32_t deliveries;
     uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
@@ -40,7 +40,7 @@ struct prs_moe_far {
     uint32_t back; /* index of the first part of relay memory for the way back: 2 in a layer, else 0 */
 };
 
-/* What the CTAs of a rank claim and count. Zero between launches. */
+/* Counters of the CTAs of a rank. Zero between launches. */
 struct prs_moe_claims {
     /* The routing kernel: chunks that are claimed, counted and sent; parts of what is received that are claimed. */
     uint32_t chunks, counted, sent, parts;
@@ -83,18 +83,18 @@ struct prs_moe_args {
     const uint8_t *residual; /* or NULL */
     uint8_t *combined;       /* [token] */
     uint32_t unweighted;
-    uint32_t returns_early; /* layers on one node: sums return beside the second product (returns.cuh) */
+    uint32_t returns_early; /* layers on one node: sums return during the second product (returns.cuh) */
 
     /* Gradients: */
-    const uint8_t *beside; /* rows that dispatched rows are multiplied with, or NULL */
+    const uint8_t *beside; /* rows with which dispatched rows are multiplied, or NULL */
     float *products;
-    const float *values;               /* one of each row */
-    const struct prs_moe_row *origins; /* of the rows */
+    const float *values;               /* [row] */
+    const struct prs_moe_row *origins; /* [row] */
     float *returned;                   /* [token][slot] */
 
     /* Activation, forward and backward (n: columns of its result): */
-    const uint8_t *columns; /* of the first product */
-    uint8_t *activated;     /* back: times the router weight */
+    const uint8_t *columns; /* result of the first product */
+    uint8_t *activated;     /* backward: times the router weight */
     const uint8_t *of_activated;
     uint8_t *of_columns;
 
@@ -111,8 +111,8 @@ struct prs_moe_args {
     uint32_t *stored; /* [expert here]: tiles of the second product's result that are stored; cleared likewise */
     struct prs_moe_claims *claims;
 
-    /* The same, shared by plans: */
-    uint8_t *value_rows; /* [row], [token]: values on their way; prs_moe_value_bytes() each */
+    /* This rank's memory, which plans share: */
+    uint8_t *value_rows; /* [row]; next: [token]; values that return, prs_moe_value_bytes() each */
     uint8_t *value_sums;
     uint8_t *row_bytes; /* memory of `rows` */
 
@@ -122,31 +122,32 @@ struct prs_moe_args {
     uint32_t *end_flags[PRS_MAX_LOCAL_RANKS];     /* [peer's distance]: epoch of the last launch that it has ended */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* tokens of other ranks */
     uint32_t *staging_flags[PRS_MAX_LOCAL_RANKS]; /* [row]: epoch */
-    uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that come back, at the same places, for token i of peer p */
+    uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that return, at the same places, for token i of peer p */
     uint32_t *return_flags[PRS_MAX_LOCAL_RANKS];
     uint32_t *returned_flags[PRS_MAX_LOCAL_RANKS]; /* [peer's distance]: epoch once all of its sums have arrived */
     struct prs_moe_far far;                        /* several nodes only */
 
-    uint32_t type; /* enum prs_dtype: of rows and weights; for the host, which chooses the kernels by it */
+    uint32_t type; /* enum prs_dtype of rows and weights, by which the host chooses the kernels */
 
     /* e4m3: rows travel with their scales (prs_moe_scaled_bytes()). */
     const void *unscaled;      /* the caller's tokens: bf16; with token_scales e4m3 */
     const float *token_scales; /* [token][block of H], or NULL */
     uint8_t *scaled_tokens;    /* this rank's memory: `tokens` */
     uint32_t hidden;           /* columns of a token */
-    struct prs_scales scales;  /* scales of the product; b: of all experts here */
+    struct prs_scales scales;  /* scales of the product; b has those of all experts here */
     uint32_t quantises;        /* the product's result becomes rows of e4m3, at `activated`; for the host */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
-/* A row of e4m3: the numbers, a scale for each 128 of them, and a gap up to the next line of memory. So they travel
- * together, and no two rows, which may arrive at different times, share a cache line. */
+/* A row of e4m3 has the numbers, a scale for each 128 of them, and a gap up to the next cache line. So numbers and
+ * scales travel together, and no two rows, which may arrive at different times, share a cache line. */
 PRS_SHARED uint32_t prs_moe_scaled_bytes(uint32_t columns)
 {
     return (columns + columns / PRS_SCALE_BLOCK * 4 + 127) / 128 * 128;
 }
 
-/* Shared memory of the routing kernel: six tables of experts, a few totals, the chunks of a CTA, the choices of one. */
+/* Shared memory of the routing kernel: six tables by expert, a few totals, which chunks the CTA has counted, and the
+ * choices of one chunk. */
 enum {
     PRS_ROUTE_MAX_CHUNKS = 128,
     PRS_ROUTE_TABLES = 6,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Combine: the way back of dispatch. For each delivery, the owner adds up the rows of its experts, times the router's
- * weights, and stores the sum where the token came from. There the rank adds up what has come, its own rows, and the
- * residual. Sums are fp32, in the order of the choices; each sum that travels is rounded once.
+/* Combine: rows return to their tokens. For each delivery, the owner adds up the rows of its experts, times the
+ * router's weights, and stores the sum at the token's rank. That rank adds up the sums that have arrived, its own rows,
+ * and the residual. Sums are fp32, in the order of the choices; each sum that travels is rounded once.
  *
  * Between nodes, owners store their sums at the counterpart of the token's rank on their node, which adds them up and
  * puts the result: one row per node crosses.
@@ -10,14 +10,14 @@
  * tokens. A delivery waits for no delivery of another rank, a relayed row only for deliveries, so any number of running
  * CTAs makes progress.
  *
- * Sums come back to memory that the last launch may have used, so the first step is to wait until its ranks have ended
+ * Sums return to memory that the last launch may have used. So the first step is to wait until the ranks have ended
  * that launch (leave_moe()). */
 #ifndef PERSEUS_FUSED_COMBINE_CUH
 #define PERSEUS_FUSED_COMBINE_CUH
 
 #include "fused/moe/returns.cuh"
 
-/* Waits for the sum at place `at` among those from the peer at distance p. `neighbour`: index of the rank that sends
+/* Waits for the sum at place `at` among the sums from the peer at distance p. `neighbour`: index of the rank that sends
  * it. */
 PRS_DEVICE const uint4 *await_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t at,
                                   uint32_t neighbour)

@@ -9,7 +9,7 @@
 struct route_memory {
     uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
     uint32_t *total;
-    uint32_t *claimed;                     /* what thread 0 has claimed last */
+    uint32_t *claimed;                     /* the number that thread 0 has claimed last */
     uint32_t *mine;                        /* bits of the chunks that this CTA has counted */
     uint16_t *code, *index, *lead, *relay; /* [choice of a chunk] */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dispatch without a product: moves rows as the product's kernel does (rows.cuh), with more warps on each SM. After
- * routing; or again, along the maps of an earlier dispatch, for other tokens. Then rows may be weighted, and multiplied
- * with other rows (prs_moe_dispatch_again()). */
+/* Dispatch without a product: moves rows like the product's kernel (rows.cuh), but with more warps on each SM. It
+ * follows routing. Or it sends other tokens along the maps of an earlier dispatch; then rows may be multiplied by
+ * weights and by other rows (prs_moe_dispatch_again()). */
 #ifndef PERSEUS_FUSED_DISPATCH_CUH
 #define PERSEUS_FUSED_DISPATCH_CUH
 
@@ -72,8 +72,8 @@ template <int TYPE> PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, 
     }
 }
 
-/* AGAIN: without routing, and so without its barrier of all ranks. A row could then arrive in memory that its receiver
- * still reads in the previous launch, so the kernel waits for that. */
+/* AGAIN: there is no routing, and so no barrier of all ranks. A row could arrive in memory that its receiver still
+ * reads in the previous launch. So the kernel first waits until the receivers have ended that launch. */
 template <int TYPE, bool FAR, bool AGAIN>
 __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     dispatch_kernel(const __grid_constant__ struct prs_moe_args args)
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     if (AGAIN && warp % 2 == 0) {
         /* MUTANT(emulator moe_gradients/many_launches_of_any_choices_are_right) wait for room: delete */
         await_room(args, epoch);
-        fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */
+        fence_async_global(); /* the flags were read by ordinary loads, TMA writes */
     }
     if (warp % 2 != 0 && AGAIN && (args.unweighted == 0 || args.beside))
         weigh_rows<TYPE>(args, epoch);

@@ -6,7 +6,7 @@
  *   warp 1         store_blocks     stores finished slabs
  *   warp 2         place_rows       delivers received rows to the experts
  *   warp 3         send_rows        sends this rank's tokens
- *   warps 2 and 3  return_early     beside the second product of a layer: return sums of its results (returns.cuh)
+ *   warps 2 and 3  return_early     during the second product of a layer: return sums of its results (returns.cuh)
  *   warps 4..11    multiply_blocks  two consumer warpgroups, 64 rows each */
 #ifndef PERSEUS_FUSED_MOE_ENGINE_CUH
 #define PERSEUS_FUSED_MOE_ENGINE_CUH
@@ -21,9 +21,9 @@
 /* QUANTISES: the result is not stored as it is, but becomes rows of e4m3 (quantise.cuh). */
 template <int TYPE, int B_N_MAJOR, int CLUSTER, bool FAR, bool QUANTISES = false>
 struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
-    static constexpr int type = TYPE; /* of rows and weights: enum prs_dtype */
+    static constexpr int type = TYPE; /* enum prs_dtype of rows and weights */
     static constexpr int b_n_major = B_N_MAJOR;
-    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3; /* with scales of blocks */
+    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3; /* operands have scales of blocks */
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
@@ -36,7 +36,7 @@ struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
 /* The part of a unit that one CTA computes. */
 struct moe_tile {
     struct prs_route_unit unit;
-    uint32_t column; /* tile of so many columns of the result as prs_epilogue_columns() says */
+    uint32_t column; /* number of the column tile; prs_epilogue_columns() says how wide it is */
     bool empty;      /* there is no such tile: the CTA only loads its half of the rows for the other one */
 };
 
@@ -70,14 +70,14 @@ PRS_DEVICE void await_block(const struct prs_moe_args &args, const struct prs_ro
     if (args.dispatches == 0)
         return;
     wait_flag(&args.sync, args.ready + u.block, u.rows, PRS_AWAIT_BLOCK, args.route.place.rank, u.block);
-    fence_async_global(); /* the counter was read by an ordinary load, the rows are read by the copy engine */
+    fence_async_global(); /* the counter was read by an ordinary load, the rows are read by TMA */
 }
 
 template <class E>
 PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta_memory &m,
                                const struct cta_position &at, uint32_t stage, const struct moe_tile &t, uint32_t step)
 {
-    constexpr uint32_t in_row = element<E::type>::in_row, boxes = E::columns / in_row; /* of B, N-major */
+    constexpr uint32_t in_row = element<E::type>::in_row, boxes = E::columns / in_row; /* boxes of an N-major B */
     uint64_t *bar = &m.full[stage];
     uint8_t *a = m.base + PRS_SMEM_A + stage * PRS_STAGE_A, *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B;
     int32_t k = (int32_t)(step * in_row), expert = (int32_t)t.unit.expert;

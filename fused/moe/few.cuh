@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The whole layer in one kernel, for few tokens (few.h).
  *
- * All warps of a CTA send: they claim pieces of tokens. Then they read the places of all ranks and find the tiles of
- * this rank's experts. Then all but warp 0 copy the rows of wide tiles, and each has a role:
- *   warp 0        load_weights   fills the stages, ahead of the rows: it waits for no token
- *   warps 1..7    gather_rows    have the rows of a tile put beside the weights (few_rows.cuh)
- *   warps 8..11   multiply_units the tensor cores: weights are A (64 rows), tokens are B (8 to 64 rows)
- * At last all warps claim parts of this rank's tokens, and add up the results that have come.
+ * First all warps of a CTA claim pieces of tokens and send them. Then they read the places of all ranks and find the
+ * tiles of this rank's experts. Then all warps except warp 0 copy the rows of wide tiles. Then each warp has a role:
+ *   warp 0        load_weights   loads weights into the stages, ahead of the rows: it waits for no token
+ *   warps 1..7    gather_rows    load the rows of a tile into the stages (few_rows.cuh)
+ *   warps 8..11   multiply_units multiply on the tensor cores: weights are A (64 rows), tokens are B (8 to 64 rows)
  *
- * Any residency. CTAs claim everything, in this order: pieces, units of the first product, those of the second, parts
- * of results. Sending waits for nothing. What a claim waits for was claimed before it, on this rank by a CTA that runs,
- * on another by the same rule. */
+ * Finally all warps claim parts of this rank's tokens, and add up the results that have arrived.
+ *
+ * No deadlock, with any number of resident CTAs. CTAs claim everything, in this order: pieces, units of the first
+ * product, units of the second, parts of results. Sending waits for nothing. Everything else waits only for earlier
+ * claims, on this rank or another one, and a claim is made by a CTA that runs. */
 #ifndef PERSEUS_FUSED_MOE_FEW_CUH
 #define PERSEUS_FUSED_MOE_FEW_CUH
 
@@ -50,8 +51,9 @@ template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args,
 }
 
 /* ---- warps 8 to 11 ---- */
-/* d: thread t holds two tokens of every eight, for row t / 32 * 16 + t % 32 / 4 of the weights and the row 8 further
- * down. If gated, the first of these rows is of the gate, and the other is the same row of up. */
+/* Applies the activation and stores the sums `d` in `out`. Thread t has two of every eight tokens, for row t / 32 * 16
+ * + t % 32 / 4 of the weights and for the row 8 further down. If gated, the first of these rows belongs to the gate,
+ * and the other is the same row of up. */
 template <int TYPE, uint32_t ROWS>
 PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_unit &u, const float (&d)[ROWS / 2],
                             uint8_t *out)
@@ -79,8 +81,8 @@ PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_un
     }
 }
 
-/* Where a vector of a row of the first product's results goes: to the input of the second product, or, with e4m3, to
- * memory where it is quantised. */
+/* Stores a vector of a row of the first product's results: in the input of the second product, or, with e4m3, in memory
+ * from which it is quantised later. */
 template <class E>
 PRS_DEVICE void keep_vector(const struct prs_few_args &args, const struct few_unit &u, uint32_t row, uint32_t vector,
                             uint4 x)
@@ -102,8 +104,8 @@ PRS_DEVICE void send_vector(const struct prs_few_args &args, const struct few_la
     store_relaxed_sys_v4((uint4 *)to + vector, sent_vector(x));
 }
 
-/* out: alternates between two buffers from unit to unit, so that no thread need wait until all have read the last
- * one. */
+/* Sends a unit's results on. out: one of two buffers, which units use in turn; so no thread must wait until all threads
+ * have read the last unit. */
 template <class E>
 PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                              const struct few_unit &u, const uint8_t *out)
@@ -235,15 +237,15 @@ PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few
 }
 
 /* ---- results ---- */
-/* Called in a wait for results of which some are missing. 1: the rank was left out and its result has still not
- * arrived, so the result is 0. Else 0. */
+/* Called in a wait for results of which some are missing. True: the rank was left out, and its result has not arrived.
+ * So the result is 0. */
 PRS_DEVICE_OUTLINED bool gives_nothing(const struct prs_few_args &args, const uint4 *at, uint32_t rank)
 {
     return is_left_out(&args.moe.sync, rank) && !has_arrived(load_relaxed_sys_v4(at));
 }
 
-/* Waits for a lane's vector of the results of up to FEW_TERMS choices. All are read once before the first wait. terms:
- * a bit for each choice that has an expert. */
+/* Waits for a lane's vectors of the results of up to FEW_TERMS choices. It reads all of them once before the first
+ * wait. terms: a bit for each choice that has an expert. */
 PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                               const uint4 *at, uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
 {
@@ -274,7 +276,7 @@ PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_
     }
 }
 
-/* A part of a token's result: a vector of each lane, in fp32 and in the order of choices. */
+/* Adds up a part of a token's result: one vector per lane, in fp32 and in the order of the choices. */
 template <int TYPE>
 PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                             uint32_t token, uint32_t vector)
@@ -342,7 +344,8 @@ PRS_DEVICE void end_few(const struct prs_few_args &args, const struct few_memory
     *args.moe.claims = {};
 }
 
-/* One thread of each CTA calls it after all of its CTA. As leave_moe() of a launch without routing. */
+/* One thread of each CTA calls it when its CTA has finished. It does what leave_moe() does in a launch without
+ * routing. */
 PRS_DEVICE void leave_few(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     uint32_t epoch = launch_epoch(&args.moe.sync) + 1;
@@ -372,7 +375,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     place_rows(args, m);
     __syncthreads();
     list_rows(args, m);
-    fence_async_shared(); /* the copy engine writes where the warps' counts were */
+    fence_async_shared(); /* bulk copies write where the warps' counts were */
     __syncthreads();
     if (E::packed && threadIdx.x >= 32)
         pack_rows<E>(args, m, l);

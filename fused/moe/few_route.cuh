@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first part of the kernel of few.cuh, by all warps: a rank sends its tokens to their slots, and finds the rows of
- * its experts in what the ranks have chosen. */
+/* The first part of the kernel of few.cuh, by all warps: a rank sends its tokens to their slots. Then each CTA finds
+ * the rows of this rank's experts among the choices of all ranks. */
 #ifndef PERSEUS_FUSED_MOE_FEW_ROUTE_CUH
 #define PERSEUS_FUSED_MOE_FEW_ROUTE_CUH
 
@@ -12,7 +12,8 @@
 enum {
     FEW_THREADS = PRS_FEW_WARPS * 32,
     FEW_ROW_VECTORS = PRS_FEW_STEP / 16, /* vectors of a row in a stage */
-    /* bytes of a row of a unit's results; 16 more, so that the next row uses other banks */
+    /* bytes from one row of a unit's results to the next: 16 more than the row, so that the next row uses other
+     * banks */
     FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
     FEW_PACKED_ROWS = 8, /* rows that a warp copies at a time */
     FEW_TERMS = 8,       /* results that a lane reads at a time */
@@ -20,15 +21,16 @@ enum {
 };
 static_assert((uint32_t)PRS_FEW_PIECE == QUANTISE_PART, "a warp quantises what it sends");
 
-/* TYPE: of tokens and weights. TILE: rows of an expert that are multiplied at a time: the N of the tensor cores. */
+/* TYPE: the type of tokens and weights. TILE: how many rows of an expert are multiplied at a time, the N of the tensor
+ * cores. */
 template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr int type = TYPE;
     static constexpr uint32_t tile = TILE;
-    static constexpr int result = element<TYPE>::sum;                     /* of both products */
-    static constexpr bool packed = TILE == PRS_FEW_WIDE;                  /* pack_rows() */
-    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;                /* with scales of blocks */
+    static constexpr int result = element<TYPE>::sum;                     /* the type of results of both products */
+    static constexpr bool packed = TILE == PRS_FEW_WIDE;                  /* pack_rows() copies the tokens */
+    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;                /* operands have scales of blocks */
     static constexpr uint32_t step = PRS_FEW_STEP / element<TYPE>::bytes; /* columns in a stage */
-    static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* of a lane */
+    static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* vectors of a lane */
     /* For units.cuh. */
     static constexpr int cluster = 1;
     /* Layout of shared memory. Wide tiles leave room for fewer stages. */
@@ -38,13 +40,13 @@ template <int TYPE, uint32_t TILE> struct few_engine {
      * weight_scales. */
     static constexpr uint32_t row_scales = scaled ? 2 * TILE : 0, stage_scales = scaled ? row_scales + 4 : 0;
     static constexpr int stages = packed ? 5 : scaled ? 7 : 8;
-    /* Warps that bring rows: at most as many as stages, because a barrier can only tell a phase from the next one. */
+    /* Warps that load rows: at most as many as stages, because a barrier can only tell a phase from the next one. */
     static constexpr uint32_t gatherers = stages < PRS_FEW_GATHERERS ? stages : PRS_FEW_GATHERERS;
-    static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS; /* for units.cuh */
+    static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS; /* units.cuh needs it */
     static constexpr uint32_t out = TILE * FEW_OUT_PITCH;
     static constexpr uint32_t at_scales = stages * stage;
     static constexpr uint32_t at_out = at_scales + stages * stage_scales * sizeof(float);
-    static constexpr uint32_t at_barriers = at_out + 2 * out; /* units use them in turn */
+    static constexpr uint32_t at_barriers = at_out + 2 * out; /* units use the two buffers in turn */
     static constexpr uint32_t at_tiles = at_barriers + 512;
     static constexpr uint32_t at_counts = at_tiles + (PRS_FEW_MOST_CHOICES / TILE + PRS_ROUTE_MAX_EXPERTS) * 4;
     static constexpr uint32_t at_codes = at_counts + PRS_ROUTE_MAX_EXPERTS * 4;
@@ -62,20 +64,20 @@ static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 &
               "a word for each tile");
 
 struct few_memory {
-    uint8_t *base, *out;    /* [stages][stage], [2][out]: sizes of few_engine */
+    uint8_t *base, *out;    /* [stages][stage], [2][out]; few_engine has the sizes */
     uint64_t *full, *empty; /* [stages] */
     float *scales;          /* [stages][stage_scales] */
     struct unit_memory units;
-    uint32_t *claimed, *tiles, *blocks; /* blocks: blocks of PRS_TILE_M rows, for the status */
+    uint32_t *claimed, *tiles, *blocks; /* blocks: how many blocks of PRS_TILE_M rows, for the status */
     struct few_tile *tile;
     uint32_t *count; /* [expert here] */
-    /* [warp][expert here]: of list_rows(); where stages are later */
+    /* [warp][expert here]: list_rows() uses it, before the memory becomes stages */
     uint32_t *counts_of_warps;
-    uint16_t *code; /* [choice]: its expert, of all ranks */
+    uint16_t *code; /* [choice of any rank]: its expert */
     uint16_t *list; /* choices of this rank's experts, expert by expert */
 };
 
-/* What all CTAs of a launch have in common. */
+/* It is the same in all CTAs of a launch. */
 struct few_launch {
     uint32_t number, bank;
     uint32_t absent; /* bit r: the launch continues without rank r (doc/decisions/0020) */
@@ -83,7 +85,7 @@ struct few_launch {
 
 struct few_unit {
     struct few_tile tile;
-    uint32_t product, block, index; /* block: of columns; index: of the tile */
+    uint32_t product, block, index; /* block: number of the block of columns; index: number of the tile */
 };
 
 template <class E> PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
@@ -132,7 +134,7 @@ template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &ar
 }
 
 /* ---- sending ---- */
-/* Tells every rank which experts the token goes to. All ranks wait for these words, also those that get no row of the
+/* Tells every rank which experts the token goes to. All ranks wait for these words, also ranks that do not get the
  * token. Lane i has the expert of choice i. */
 PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t token,
                             uint32_t expert)
@@ -150,14 +152,14 @@ PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_la
             store_relaxed_sys_v4(args.few.places[q] + at, make_uint4(four[0], four[1], four[2], four[3]));
 }
 
-/* Where a token's slot lies at a rank. */
+/* The address of a token's slot at a rank. */
 PRS_DEVICE uint8_t *slot_at(const struct prs_few_args &args, uint32_t slot, uint32_t rank)
 {
     const struct prs_route *r = &args.moe.route;
     return args.few.rows[prs_place_distance(&r->place, rank)] + (uint64_t)slot * r->row_bytes;
 }
 
-/* Sends a piece of a row to the ranks in the mask, without a change of type. */
+/* Sends a piece of a row to the ranks in the mask, in the type that it has. */
 template <class E>
 PRS_DEVICE void copy_piece(const struct prs_few_args &args, uint32_t token, uint32_t slot, uint32_t piece,
                            uint32_t ranks)
@@ -250,7 +252,7 @@ PRS_DEVICE void send_token(const struct prs_few_args &args, const struct few_lau
         send_piece<E>(args, l, token, piece, ranks);
 }
 
-/* A CTA claims a piece for each warp. The first pieces of all tokens come first: they bring the places. */
+/* A CTA claims a piece for each warp. The first pieces of all tokens are sent first, because places go with them. */
 template <class E>
 PRS_DEVICE void send_tokens(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
@@ -295,15 +297,16 @@ PRS_DEVICE_OUTLINED bool took_other_path(const struct prs_few_args &args, const 
            !places_have_come(load_relaxed_sys_v4(places), launch);
 }
 
-/* Both ranks give up: the other one is told. */
+/* Makes both ranks give up: records the fault here, and tells the other rank. */
 PRS_DEVICE_OUTLINED void refuse_path(const struct prs_few_args &args, uint32_t launch, uint32_t source)
 {
     record_fault(&args.moe.sync, PRS_FAULT_PATH, source, 0, launch, 0, 0);
     give_up(&args.moe.sync, PRS_FAULT_ABORTED, args.moe.route.place.rank, 0, 0, 0, 0);
 }
 
-/* Four places of a rank that was left out: they name no expert. They are also written to the memory that was polled, so
- * that all CTAs see the same, and no old launch number can match after numbers have wrapped around. */
+/* Returns four places of a rank that was left out; those that are missing name no expert. Also writes them to the
+ * memory that was polled. So all CTAs see the same places, and no old launch number can match after numbers have
+ * wrapped around. */
 PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
 {
     uint4 v = load_relaxed_sys_v4(at);
@@ -315,8 +318,8 @@ PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
     return v;
 }
 
-/* Waits for four places of a token; vector: index among all vectors of places. Places that do not arrive name no
- * expert. */
+/* Waits for four places of a token. vector: index among all vectors of places. If this launch gives up, the places name
+ * no expert. */
 PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
 {
     const struct prs_route *r = &args.moe.route;
@@ -347,7 +350,7 @@ PRS_DEVICE bool is_here(const struct prs_route *r, uint32_t expert)
     return expert != PRS_ROUTE_NONE && expert / r->experts_per_rank == r->place.rank;
 }
 
-/* Keeps the expert of every choice, and counts the rows of the experts here. */
+/* Keeps the expert of every choice, and counts the rows of this rank's experts. */
 PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     const struct prs_route *r = &args.moe.route;
@@ -367,7 +370,8 @@ PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_me
     }
 }
 
-/* One warp turns counts into tiles, and each count into the place of its expert's first row in the list. */
+/* One warp makes tiles from the counts, and turns each count into the position of its expert's first row in the
+ * list. */
 template <class E> PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_memory &m)
 {
     uint32_t lane = threadIdx.x % 32, experts = args.moe.route.experts_per_rank, carry = 0, blocks = 0;
@@ -398,7 +402,7 @@ PRS_DEVICE uint32_t choices_of_warp(const struct prs_route *r)
     return prs_ceil_div(prs_few_choices(r), FEW_THREADS) * 32;
 }
 
-/* Counts the rows of each expert here among a warp's choices. */
+/* Counts the rows of each of this rank's experts among a warp's choices. */
 PRS_DEVICE void count_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
     const struct prs_route *r = &args.moe.route;
@@ -409,7 +413,7 @@ PRS_DEVICE void count_rows(const struct prs_few_args &args, const struct few_mem
             atomicAdd(&count[m.code[choice] % r->experts_per_rank], 1u);
 }
 
-/* Turns the counts of warps into the places of their first rows in the list. */
+/* Turns the counts of warps into the positions of their first rows in the list. */
 PRS_DEVICE void place_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
     uint32_t experts = args.moe.route.experts_per_rank;

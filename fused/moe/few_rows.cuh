@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the kernel of few.cuh that brings rows to the tensor cores: of the tokens that were sent here, and of the
- * first product's results. */
+/* The part of the kernel of few.cuh that loads rows for the tensor cores: tokens that were sent here, and results of
+ * the first product. */
 #ifndef PERSEUS_FUSED_MOE_FEW_ROWS_CUH
 #define PERSEUS_FUSED_MOE_FEW_ROWS_CUH
 
@@ -13,7 +13,8 @@ PRS_DEVICE uint32_t few_units(const struct prs_few_args &args, const struct few_
     return *m.tiles * (args.few.units[0] + args.few.units[1]);
 }
 
-/* Tile by tile, so that an expert's weights are read once and its first results are complete first. */
+/* The order is tile by tile, so that an expert's weights are read once and the results of the first tiles are complete
+ * first. */
 PRS_DEVICE struct few_unit few_unit_at(const struct prs_few_args &args, const struct few_memory &m, uint32_t unit)
 {
     uint32_t first = *m.tiles * args.few.units[0];
@@ -26,8 +27,9 @@ PRS_DEVICE struct few_unit few_unit_at(const struct prs_few_args &args, const st
     return u;
 }
 
-/* ---- what they wait for ---- */
-/* A piece from a rank that was left out may be missing. Results of such a row go to that rank only. */
+/* ---- waits ---- */
+/* Waits for a piece of a row. If its rank was left out, the piece may be missing: results of this row go only to that
+ * rank. */
 PRS_DEVICE void await_piece(const struct prs_few_args &args, const struct few_launch &l, const uint32_t *flag,
                             uint32_t source, uint32_t index)
 {
@@ -54,7 +56,7 @@ template <class E> PRS_DEVICE uint32_t inner_parts(const struct prs_few_args &ar
     return (E::scaled ? args.few.columns[0] / PRS_SCALE_BLOCK : args.few.units[0]) * storing_warps(args, tile);
 }
 
-/* Waits until the rows of the tile are there: all pieces of its tokens, or all its inner rows. */
+/* Waits until the rows of the tile have arrived: all pieces of its tokens, or all its inner rows. */
 template <class E>
 PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                              const struct few_unit &u)
@@ -77,13 +79,13 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
         }
     }
     __syncwarp();         /* what one lane has waited for, all lanes read */
-    fence_async_global(); /* flags and counts were read by ordinary loads, the rows are read by the copy engine */
+    fence_async_global(); /* flags and counts were read by ordinary loads; bulk copies read the rows */
 }
 
 /* The gatherers take turns from stage to stage. */
 struct gather_turn {
     struct pipeline p;
-    uint32_t others; /* stages of other warps before the next one of this warp */
+    uint32_t others; /* how many stages of other warps come before this warp's next one */
 };
 
 template <class E> PRS_DEVICE bool is_my_turn(struct gather_turn *turn)
@@ -95,14 +97,14 @@ template <class E> PRS_DEVICE bool is_my_turn(struct gather_turn *turn)
 }
 
 /* ---- scales of weights ---- */
-/* e4m3: of a unit's weights, for the two blocks of 128 columns of a stage. first: of a thread's first row; second: of
- * the row 8 further down. */
+/* e4m3: scales of a unit's weights, for the two blocks of 128 columns of a stage. first: for a thread's first row.
+ * second: for the row 8 further down. */
 struct weight_scales {
     float first[2], second[2];
 };
 
-/* Where a lane finds its number of the struct, as an index in all scales of the product, and how many blocks there are
- * along K. */
+/* at: index of a lane's member of struct weight_scales among all scales of the product. count: how many blocks there
+ * are along K. */
 struct weight_blocks {
     uint64_t at;
     uint32_t count;
@@ -119,7 +121,8 @@ PRS_DEVICE struct weight_blocks find_weight_scales(const struct prs_few_args &ar
     return {(first + (gated && second ? rows : 0)) * count, count};
 }
 
-/* A gatherer loads them, since it is ahead of the consumers: each of its first four lanes has one. */
+/* A gatherer warp loads the scales of weights, because it is ahead of the consumers. Each of its first four lanes loads
+ * one. */
 PRS_DEVICE float load_weight_scale(const struct prs_few_args &args, const struct few_unit &u,
                                    const struct weight_blocks &w, uint32_t step)
 {
@@ -134,8 +137,9 @@ template <class E> PRS_DEVICE void store_weight_scale(const struct few_memory &m
 }
 
 /* ---- tokens ---- */
-/* A lane copies a row: the swizzle depends only on where in shared memory its 128 bytes land. Rows of the stage beyond
- * the tile are not written; they only affect sums that nobody stores. */
+/* Each lane starts the copies of one row. That is possible because the swizzle of 128 bytes depends only on their
+ * address in shared memory. Rows of the stage beyond the tile are not written; they only affect sums that nobody
+ * stores. */
 template <class E>
 PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                             const struct few_unit &u, struct gather_turn *turn)
@@ -153,7 +157,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
         float scale[2] = {0, 0}, of_weights = 0;
         if (!is_my_turn<E>(turn))
             continue;
-        if constexpr (E::scaled) /* loaded before the wait for the stage, which then hides the latency */
+        if constexpr (E::scaled) /* loaded before the wait for the stage, which hides the latency */
             of_weights = load_weight_scale(args, u, blocks, step);
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++)
@@ -166,7 +170,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
                 m.scales[stage * E::stage_scales + half * E::tile + lane] = scale[half];
         if constexpr (E::scaled) {
             store_weight_scale<E>(m, stage, of_weights);
-            fence_async_shared(); /* the copy engine may write there next */
+            fence_async_shared(); /* a bulk copy may write there next */
         }
         __syncwarp();
         if (lane == 0)
@@ -179,7 +183,7 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
 }
 
 /* ---- rows in the layout of stages ---- */
-/* Where a tile's rows of a product and their scales lie (few.h). vector, block: index in a row. */
+/* Addresses of a tile's rows of a product and of their scales (few.h). vector, block: index in a row. */
 template <class E>
 PRS_DEVICE uint8_t *tile_step_at(const struct prs_few_args &args, uint32_t product, uint32_t tile, uint32_t step)
 {
@@ -235,8 +239,8 @@ PRS_DEVICE void load_tile(const struct prs_few_args &args, const struct few_memo
     }
 }
 
-/* The nth row of a unit's results that this consumer warp stores. vectors: of a row in the unit. A warp stores the same
- * rows in all units of a product. */
+/* The nth row of a unit's results that this consumer warp stores. vectors: how many vectors of a row are in the unit. A
+ * warp stores the same rows in all units of a product. */
 PRS_DEVICE uint32_t stored_row(uint32_t vectors, uint32_t n)
 {
     uint32_t together = 32 / vectors, warp = threadIdx.x % 128 / 32;
@@ -292,8 +296,8 @@ PRS_DEVICE void pack_piece(const struct prs_few_args &args, const struct few_mem
     }
 }
 
-/* Copies the tokens of wide tiles to where the stages want them, once, since many units read them: the copy engine
- * takes about 15 ns for 128 bytes of a row (doc/fused-notes.md). */
+/* Copies the tokens of wide tiles once into the layout of stages, because many units read them. Loading them row by row
+ * would take the TMA unit about 15 ns for 128 bytes of each row (doc/fused-notes.md). */
 template <class E>
 PRS_DEVICE void pack_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
@@ -305,8 +309,9 @@ PRS_DEVICE void pack_rows(const struct prs_few_args &args, const struct few_memo
     }
 }
 
-/* A warp quantises 128 columns of its rows of a tile, which it has acquired: 16 by each lane, four rows at a time.
- * Loads wait for the L2 cache, so those of up to 16 rows are issued before the first row is quantised. */
+/* A warp quantises 128 columns of its rows of a tile, after it has acquired them. Each lane does 16 columns, and the
+ * warp four rows at a time. Loads wait for the L2 cache, so those of up to 16 rows are issued before the first row is
+ * quantised. */
 template <class E>
 PRS_DEVICE void quantise_inner(const struct prs_few_args &args, const struct few_unit &u, uint32_t block)
 {
@@ -343,7 +348,7 @@ PRS_DEVICE void quantise_inner(const struct prs_few_args &args, const struct few
     }
 }
 
-/* To be called when a warp has stored its rows of a unit of the first product. e4m3: returns true if all parts of the
+/* e4m3 only. Call it when a warp has stored its rows of a unit of the first product. Returns true if all parts of the
  * rows' block of 128 columns are stored now. */
 template <class E> PRS_DEVICE bool completes_block(const struct prs_few_args &args, const struct few_unit &u)
 {

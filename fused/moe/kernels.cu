@@ -26,7 +26,7 @@ struct instances {
 
 template <int TYPE> static constexpr struct instances make(void)
 {
-    constexpr int SUM = element<TYPE>::sum; /* of results and gradients */
+    constexpr int SUM = element<TYPE>::sum; /* type of results and gradients */
     return {TYPE,
             {{{moe_kernel<moe_engine<TYPE, 0, 1, false>>, moe_kernel<moe_engine<TYPE, 0, 2, false>>},
               {moe_kernel<moe_engine<TYPE, 1, 1, false>>, moe_kernel<moe_engine<TYPE, 1, 2, false>>}},

@@ -12,7 +12,7 @@
 
 enum {
     CHOICES_PER_ROUTE_CTA = 512, /* two per thread; more CTAs take longer to add up their counts */
-    LEAST_ROUTE_CTAS = 16,       /* with few choices, most of the time goes into reading them */
+    LEAST_ROUTE_CTAS = 16,       /* with few choices, reading them takes most of the time */
     MAX_ROUTE_CTAS = PRS_ROUTE_MAX_CHUNKS,
     FEW_TOKENS = 512,
     EARLY_RETURN_RANKS = 4,

@@ -21,10 +21,10 @@ struct prs_moe_plan {
     struct prs_moe_args down; /* a layer's second product */
     /* The first product of a layer, if its result is kept or quantised; or a product of prs_moe_multiply(). */
     struct prs_moe_args first;
-    bool first_is_n_k;    /* of the latter */
+    bool first_is_n_k;    /* layout of the weights of prs_moe_multiply() */
     uint8_t *activations; /* [capacity, I], in scratch memory: between a layer's products */
     struct prs_moe_tuning wanted;
-    struct prs_few few; /* of a plan whose layer is one kernel */
+    struct prs_few few; /* for a plan whose layer is one kernel */
     uint32_t few_ctas;
 };
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The way back of rows, at the owner of experts: it adds up the results of a token's choices and stores the sum where
- * the token came from. In layers of many tokens on one node that happens beside the second product (return_early()),
- * else in combine's kernel (return_sums()). Sums are fp32, in the order of the choices; each that travels is rounded
- * once. */
+/* Returning rows. The owner of experts adds up the results of a token's choices and stores the sum at the token's rank.
+ * In layers of many tokens on one node it does so during the second product (return_early()), otherwise in combine's
+ * kernel (return_sums()). Sums are fp32, in the order of the choices; each sum that travels is rounded once. */
 #ifndef PERSEUS_FUSED_RETURNS_CUH
 #define PERSEUS_FUSED_RETURNS_CUH
 
@@ -76,10 +75,9 @@ PRS_DEVICE const uint4 *result_row(const struct prs_moe_args &args, uint32_t row
     return (const uint4 *)(args.results + (uint64_t)row * args.route.row_bytes);
 }
 
-/* Where a sum for the peer at distance p goes: to the peer's memory, or, for another node, to that of the peer's
- * counterpart here, which adds up this node's sums. In that memory, the places are the same as for rows from the rank
- * of the peer's node that has this rank's local number. from: the distance of that rank, or of this one, from the
- * neighbour. */
+/* The neighbour to which a sum for the peer at distance p goes: the peer, or, if it is on another node, the peer's
+ * counterpart here, which adds up this node's sums. There the sum has the same place as a row from this rank's
+ * counterpart on the peer's node. from: the distance of that counterpart, or of this rank, from the neighbour. */
 PRS_DEVICE uint32_t return_to(const struct prs_route *r, uint32_t p, uint32_t *from)
 {
     uint32_t q = prs_route_neighbour(r, p), b = prs_route_node_of(r, p);
@@ -87,20 +85,20 @@ PRS_DEVICE uint32_t return_to(const struct prs_route *r, uint32_t p, uint32_t *f
     return q;
 }
 
-/* ---- beside the second product ---- */
-/* The second product then begins with the last expert, and deliveries are sorted by the first one that they need. So
- * they are complete one by one, from the last on, and in that order two warps of each CTA, which the product leaves
- * idle, return their sums. They claim deliveries, and wait for nothing but experts whose units were claimed before. The
- * ranks are told of all sums at once, by the next kernel (exchange_returned()).
+/* ---- during the second product ---- */
+/* Here the second product begins with the last expert, and deliveries are sorted by the first expert that they need. So
+ * deliveries become complete one by one, from the last one on. Two warps of each CTA, which the product does not use,
+ * return their sums in that order. They claim deliveries, and wait only for experts whose units were claimed before.
+ * The next kernel tells the ranks of all sums at once (exchange_returned()).
  *
- * Such a warp has few registers, so copies into shared memory are what it has in flight: pieces of rows, one for each
- * term of a piece of a sum. A lane looks up and starts the copy of one piece at a time; all lanes add each up. */
+ * Such a warp has few registers. So its loads in flight are copies into shared memory: pieces of rows, one for each
+ * term of a piece of a sum. A lane looks up one piece at a time and starts its copy; all lanes add it up. */
 enum {
-    RETURNS_PER_CLAIM = 8, /* deliveries */
+    RETURNS_PER_CLAIM = 8, /* deliveries in a claim */
     RETURN_BACK_OFF_NS = 500,
     RETURN_SLOTS = 7, /* slots and their barriers lie in the buffer of a warp that sends rows */
     RETURN_PIECE = 1024,
-    RETURN_VECTORS = RETURN_PIECE / 16 / 32 /* of a lane */
+    RETURN_VECTORS = RETURN_PIECE / 16 / 32 /* vectors of a lane */
 };
 static_assert(RETURN_SLOTS * (RETURN_PIECE + 8) <= PRS_PUSH_BYTES, "slots and barriers fit the buffer");
 
@@ -129,7 +127,7 @@ PRS_DEVICE void await_experts(const struct prs_moe_args &args, uint32_t first, u
         /* MUTANT(emulator moe_combine/a_layer_returns_its_sums_early) sums wait for all of their experts: delete */
         await_expert(args, e, cluster);
     __syncwarp();         /* what one lane has waited for, all lanes read */
-    fence_async_global(); /* the counts were read by ordinary loads, the results are read by the copy engine */
+    fence_async_global(); /* the counts were read by ordinary loads, the results are read by TMA */
 }
 
 /* A lane's delivery: where its sum goes, the first expert that it needs, and how many pieces of rows are copied for it
@@ -151,7 +149,7 @@ PRS_DEVICE uint32_t sums_before(uint32_t v, uint32_t *total)
     return sum - v;
 }
 
-/* Delivery number `at` from the last, which need not exist. *pieces: of all lanes. */
+/* Delivery number `at`, counted from the last one; it need not exist. *pieces: the pieces of all lanes. */
 PRS_DEVICE struct returned find_returned(const struct prs_moe_args &args, uint32_t at, bool exists, uint32_t *pieces)
 {
     const struct prs_route *r = &args.route;
@@ -222,7 +220,7 @@ PRS_DEVICE void copy_returned(struct return_slots *s, const struct returned_piec
     pipeline_next<RETURN_SLOTS>(&s->filled);
 }
 
-/* Adds a piece that has come, times its weight, to the sum; stores the sum to `to` unless that is NULL. */
+/* Adds a piece that has arrived, times its weight, to the sum. Stores the sum to `to` unless that is NULL. */
 template <int TYPE>
 PRS_DEVICE void add_returned(struct return_slots *s, uint32_t bytes, float weight, uint8_t *to,
                              float (&sum)[RETURN_VECTORS][element<TYPE>::in_vector])
@@ -262,7 +260,7 @@ PRS_DEVICE void return_pieces(struct return_slots *s, const struct returned_piec
     }
 }
 
-/* buffer: PRS_PUSH_BYTES of shared memory of this warp's. */
+/* buffer: PRS_PUSH_BYTES of shared memory that only this warp uses. */
 template <int TYPE>
 PRS_DEVICE_OUTLINED void return_early(const struct prs_moe_args &args, uint8_t *buffer, uint32_t epoch,
                                       uint32_t cluster)
@@ -316,7 +314,7 @@ PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, cons
 }
 
 /* Rows of this rank's tokens are not added up here: combine_token() reads them. The last deliveries belong to other
- * nodes, and their sums have the longest way, so they are done first. */
+ * nodes. Their sums need the most time to return, so they are done first. */
 template <int TYPE> PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
 {
     uint32_t deliveries = args.totals->deliveries;
@@ -330,8 +328,8 @@ template <int TYPE> PRS_DEVICE void return_sums(const struct prs_moe_args &args,
     }
 }
 
-/* After return_early(), whose kernel has ended: tells the other ranks of the node that their sums are there, and waits
- * until all have told this one. */
+/* After the kernel of return_early() has ended: tells the other ranks of the node that their sums have arrived, and
+ * waits until all of them have told this rank. */
 PRS_DEVICE void exchange_returned(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The routing kernel turns the router's choices into a plan of which rows are sent to which rank, in one launch of
- * a few CTAs.
+/* The routing kernel turns the router's choices into a plan of which rows are sent to which rank, in one launch of a
+ * few CTAs.
  *
  *   count      CTAs claim chunks of tokens, and number the choices of each, expert by expert
  *   send       all chunks are counted, hence the position of each choice is known; receivers get counts and entries
  *   receive    the other ranks' counts are here, hence the position of each row is known; CTAs claim parts of the rows
  *
- * A CTA waits for the counts when it finds no more chunks: then running CTAs have claimed all of them, and count before
- * they wait. So any number of running CTAs is enough, one included. It sends the chunks that it has counted, and reads
- * those again that are no longer in its shared memory.
+ * A CTA waits for the counts when it finds no more chunks. Then running CTAs have claimed all chunks, and they count
+ * before they wait. So any number of running CTAs is enough, even one. A CTA sends the chunks that it has counted, and
+ * reads those again that are no longer in its shared memory.
  *
  * In each launch every rank waits here for every other one. So no rank is in the product of launch e + 1 before all
- * have finished that of launch e: staging needs one bank. Messages are written before that wait, so they may come while
- * a slower rank still reads those of the previous launch: they need two banks. They cannot come two launches early,
- * because their sender has seen this rank's flag of the launch between. */
+ * have finished the product of launch e: staging memory needs one bank. Messages are written before that wait. So they
+ * may arrive while a slower rank still reads those of the previous launch: they need two banks. They cannot arrive two
+ * launches early, because their sender has seen this rank's flag of the launch between. */
 #ifndef PERSEUS_FUSED_ROUTE_CUH
 #define PERSEUS_FUSED_ROUTE_CUH
 
@@ -21,7 +21,7 @@
 #include "fused/moe/count.cuh"
 
 /* ---- send ---- */
-/* Tables by expert. FIRST_: counts of all chunks before this one; ALL_: of all chunks. ALL_RELAYS is indexed by
+/* Tables by expert. FIRST_: counts of all chunks before this one. ALL_: counts of all chunks. ALL_RELAYS is indexed by
  * prs_route_relay_order(). */
 enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
@@ -246,10 +246,10 @@ PRS_DEVICE void send_chunks(const struct prs_moe_args &args, const struct route_
 }
 
 /* ---- receive ---- */
-/* The same tables, with other contents; [p][expert here] unless the line says otherwise. */
+/* The same tables with other contents: [p][expert here], unless the comment of a table says otherwise. */
 enum {
-    ROW_BASE = 0,   /* where the sender's rows of the expert begin among all rows */
-    LEAD_BASE = 1,  /* where its leads begin */
+    ROW_BASE = 0,   /* position of the sender's first row of the expert among all rows */
+    LEAD_BASE = 1,  /* position of its first lead among all leads */
     LEAD_FIRST = 2, /* position of the expert's first lead among the sender's entries */
     ROWS = 3,       /* [expert here] */
     BLOCKS = 4,     /* [expert here]; later: first block */
@@ -324,7 +324,7 @@ PRS_DEVICE void write_receive_status(const struct prs_moe_args &args, const stru
     args.status->rows_dropped = dropped;
 }
 
-/* here: whether all counts have come. */
+/* here: all counts have arrived. */
 PRS_DEVICE void write_totals(const struct prs_moe_args &args, const struct route_memory &m, bool here)
 {
     const struct prs_route *r = &args.route;

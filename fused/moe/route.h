@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which row of which expert comes from where. Plain C shared by the kernels, the host and the CPU tests: no CUDA, no
- * memory, no clock.
+ * memory, no clock. fused/README.md has the terms.
  *
  *   router's choices --> message to each owner:  counts of its experts, then an entry for each token --> deliveries
  *   token -------------> its owner on this node: staging ------------------------------------------> rows of experts
@@ -37,17 +37,17 @@ enum prs_moe_awaited {
     PRS_AWAIT_ROUTES = 16, /* a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* rows of a block, from other CTAs of this rank */
-    PRS_AWAIT_END = 20,    /* that a rank has ended the previous launch */
+    PRS_AWAIT_END = 20,    /* a rank's end of the previous launch */
     PRS_AWAIT_SUM = 21,    /* a rank's sum of the results of a token */
     PRS_AWAIT_EXPERT = 22  /* an expert's results, from this rank's own CTAs */
 };
 
 enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
-    PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
-    PRS_ROUTE_CHUNK_CHOICES = 8192, /* of one chunk; 8 bytes of shared memory each */
+    PRS_ROUTE_MAX_CHOICES = 32,     /* choices of one token */
+    PRS_ROUTE_CHUNK_CHOICES = 8192, /* choices of one chunk; each takes 8 bytes of shared memory */
     PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without an expert; mask of the expert in a code */
-    PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
+    PRS_ROUTE_LEAD = 0x8000,        /* bit of a code: the choice is a lead; next: a relay lead */
     PRS_ROUTE_RELAY = 0x4000,
     PRS_ROUTE_MAX_WORLD = 64,
     PRS_ROUTE_NOWHERE = -1,       /* in a forwarding table: this rank does not get the row */
@@ -71,11 +71,11 @@ struct prs_route {
     uint32_t tokens;    /* the most that any rank may have */
     uint32_t blocks;    /* capacity of this rank, in blocks of PRS_TILE_M rows */
     uint32_t columns;   /* units in one row block: column tiles of the result, or pairs of them */
-    uint32_t row_bytes; /* of a token */
-    uint32_t chunks;    /* of a rank's tokens: CTAs of the routing kernel claim them */
+    uint32_t row_bytes; /* bytes of a token */
+    uint32_t chunks;    /* number of chunks of a rank's tokens, which CTAs of the routing kernel claim */
     uint32_t put;       /* between nodes: rows that one put moves */
     uint32_t group;     /* between nodes: rows that one signal stands for; a multiple of `put` */
-    uint32_t passes;    /* for several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
+    uint32_t passes;    /* between nodes. 2: blocks that need no other node may come first; 1: expert by expert */
     /* A map has `replicas` places for each of `logical` experts. logical 0: no map, an expert's number is its place. */
     uint32_t logical, replicas;
 };
@@ -86,9 +86,9 @@ struct prs_route_entry {
 };
 
 struct prs_route_target {
-    uint32_t expert; /* among the receiver's experts; the first target is the lead's */
-    uint32_t slot;   /* of the token's top-k */
-    uint32_t index;  /* among this sender's choices of the expert */
+    uint32_t expert; /* number among the receiver's experts; the first target is the lead's */
+    uint32_t slot;   /* position in the token's top-k */
+    uint32_t index;  /* number among this sender's choices of the expert */
     float weight;
 };
 static_assert(sizeof(struct prs_route_entry) == 16 && sizeof(struct prs_route_target) == 16,
@@ -100,7 +100,7 @@ struct prs_route_delivery {
     uint32_t peer, at; /* peer 0: this rank's token `at`; else row `at` of those that the peer sends */
     uint32_t targets;
     uint32_t pad;
-    uint32_t row[4]; /* as many as choices, rounded up to 4 */
+    uint32_t row[4]; /* in fact as many as a token has choices, rounded up to 4 */
 };
 
 /* One term of a token's result, for each of its choices. */
@@ -256,7 +256,7 @@ PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
     return prs_ceil_div(r->tokens, r->group);
 }
 
-/* Signal words: one for each rank's message, then [distance of the sender's node][group]. */
+/* Index of a signal word: there is one for each rank's message, then [distance of the sender's node][group]. */
 PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
 {
     /* MUTANT(model moe) groups of all sizes have a word each: s/prs_route_groups(r/(prs_route_groups(r) - 1/ */
@@ -274,8 +274,8 @@ PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t 
     return prs_route_put_counter(r, r->place.nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
 }
 
-/* The way back has signal words and counters of its own, after those of the way there; then there is a signal word for
- * the end of each counterpart's launch. */
+/* Sums that return have signal words and counters of their own, after those of dispatch. Then there is a signal word
+ * for the end of each counterpart's launch. */
 PRS_SHARED uint32_t prs_route_back_word(const struct prs_route *r, uint32_t b, uint32_t group)
 {
     return prs_route_relay_word(r, r->place.nodes, 0) + prs_route_relay_word(r, b, group) - r->place.world;
@@ -341,8 +341,8 @@ PRS_SHARED uint16_t prs_route_expert(int32_t place)
     return (uint16_t)(place < 0 ? PRS_ROUTE_NONE : place);
 }
 
-/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE for none. experts: of
- * all the token's choices. */
+/* The code of choice `slot` of a token: its expert, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE if it has
+ * no expert. experts: those of all choices of the token. */
 PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const uint16_t *experts, uint32_t slot)
 {
     uint32_t expert = experts[slot], owner, order, code;
@@ -366,8 +366,8 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const uint16_t *ex
 }
 
 /* Iterates over the choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by
- * slot. codes: of all the token's choices. before: the result of the last call, at first `choices`. Returns `choices`
- * when there are no more. */
+ * slot. codes: those of all choices of the token. before: the result of the last call, at first `choices`. Returns
+ * `choices` when there are no more. */
 PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const uint16_t *codes, uint32_t lead,
                                           uint32_t before)
 {
@@ -388,7 +388,7 @@ PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t c
     return prs_ceil_div(count, r->chunks);
 }
 
-/* How many of an expert's rows there is room for; first_block: of all its rows. */
+/* How many of an expert's rows fit into this rank's blocks. first_block: the expert's first block. */
 PRS_SHARED uint32_t prs_route_kept(const struct prs_route *r, uint32_t first_block, uint32_t rows)
 {
     uint32_t room = first_block < r->blocks ? (r->blocks - first_block) * PRS_TILE_M : 0;
@@ -398,9 +398,9 @@ PRS_SHARED uint32_t prs_route_kept(const struct prs_route *r, uint32_t first_blo
 /* ---- what the product computes ---- */
 struct prs_route_unit {
     uint32_t expert;
-    uint32_t block;  /* of this rank's rows */
-    uint32_t rows;   /* in use, 1 .. PRS_TILE_M */
-    uint32_t column; /* tile, or pair of tiles */
+    uint32_t block;  /* number among the blocks of this rank's rows */
+    uint32_t rows;   /* rows in use, 1 .. PRS_TILE_M */
+    uint32_t column; /* number of the column tile, or of the pair of tiles */
 };
 
 /* Where the search for a unit's expert stands. With two passes it never goes back: a CTA's units come in ascending
@@ -416,10 +416,10 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_moe_expert_rows *e)
     return prs_ceil_div(e->rows, PRS_TILE_M);
 }
 
-/* How many blocks of a rank's expert-th expert come in the first pass, because they need no row from another node: its
- * first `near` rows are from this node. Experts of the first half have none: the blocks of the second half are enough
- * work until rows arrive, which come for the first experts first, and an expert in both passes has its weights read
- * twice (doc/fused-notes.md). */
+/* How many blocks of a rank's expert number `expert` come in the first pass, because they need no row from another
+ * node. The first `near` rows of the expert are from this node. Experts of the first half have no such blocks. The
+ * blocks of the second half are enough work until rows arrive, and rows for the first experts arrive first. The weights
+ * of an expert in both passes are read twice (doc/fused-notes.md). */
 PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert,
                                           const struct prs_moe_expert_rows *e, uint32_t near)
 {
@@ -444,8 +444,8 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, co
     return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
 }
 
-/* The expert that a block belongs to: the last one that begins at or before it. Those without rows begin where the next
- * one does. */
+/* The expert that a block belongs to: the last one that begins at or before it. An expert without rows begins where the
+ * next one does. */
 PRS_SHARED uint32_t prs_route_block_expert(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
                                            uint32_t block)
 {

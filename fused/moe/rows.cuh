@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moving rows. Warp 3 pushes this rank's tokens to the others, once each. Warp 2 delivers the rows that are here to
- * their experts. Each has one buffer. Neither waits for the product, and pushing waits for nothing, so that ranks
- * cannot wait in a circle: push -> deliver -> load -> multiply -> store. CTAs claim what they move from counters, so a
- * CTA that does not run holds up nothing.
+/* Moving rows. Warp 3 pushes this rank's tokens to the other ranks, each token once. Warp 2 delivers rows that have
+ * arrived to their experts. Each warp has one buffer. Neither waits for the product, and pushing waits for nothing. So
+ * ranks cannot wait in a circle: push -> deliver -> load -> multiply -> store. CTAs claim what they move from counters,
+ * so a CTA that does not run delays nothing.
  *
- * Other nodes. Rows for a node are first written, in the order in which its ranks compute, to memory that puts may
- * read. The CTA that completes the rows of a put puts them to the counterpart there; the CTA that completes a group
- * signals it. Then warp 3 sends its own rows for this node. Between two of them it forwards, to the ranks of this node,
- * rows that counterparts have put here. It waits for such rows only when all own rows have been sent. */
+ * Other nodes. First, rows for another node are written to memory that puts may read, in the order in which the ranks
+ * of that node compute. The CTA that completes the rows of a put puts them to the counterpart there. The CTA that
+ * completes a group signals it. Then warp 3 sends this rank's rows for this node. Between two of them it forwards rows
+ * that counterparts have put here to the ranks of this node. It waits for such rows only when all its own rows are
+ * sent. */
 #ifndef PERSEUS_FUSED_ROWS_CUH
 #define PERSEUS_FUSED_ROWS_CUH
 
@@ -93,15 +94,15 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
                             uint32_t index)
 {
     await_word(args, flag, epoch, PRS_AWAIT_TOKEN, from, index);
-    fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
+    fence_async_global(); /* the flag was read by an ordinary load, the row is read by TMA */
 }
 
 /* ---- claims ---- */
 enum { DELIVERIES_PER_CLAIM = 16 };
 
-/* Claims the next position in a list of rows that all CTAs share. One row a claim, and not before it can be moved:
- * receivers need rows in the order of the list, and a CTA that held several would send them one after the other while
- * others send later ones. */
+/* Claims the next position in a list of rows that all CTAs share. A claim is for one row, and is made when the row can
+ * be moved. Receivers need rows in the order of the list. A CTA that held several would send them one after the other,
+ * while other CTAs send later ones. */
 PRS_DEVICE uint32_t claim_row(uint32_t *counter)
 {
     return atomicAdd(counter, 1u);
@@ -190,8 +191,8 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 }
 
 /* ---- warp 3: other nodes ---- */
-/* Counts one of `all` rows for the node at distance n, stored in relay memory; puts and signals what is then complete.
- * back: on the way back. The last arrival at a counter leaves it at zero. */
+/* Counts one of `all` rows for the node at distance n, which is stored in relay memory. Puts and signals what this row
+ * completes. back: the row is a sum that returns. The last arrival at a counter leaves it at zero. */
 PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row,
                                        uint32_t all, bool back)
 {
@@ -402,8 +403,8 @@ PRS_DEVICE uint32_t delivery_seen(const struct prs_moe_args &args, uint32_t epoc
     return mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
 }
 
-/* Waits until the delivery of lane `wanted` is here. Returns the mask of the lanes whose deliveries are here; all lanes
- * if it gave up. */
+/* Waits until the row of the delivery of lane `wanted` has arrived. Returns the mask of the lanes whose rows have
+ * arrived, or all lanes if it gave up. */
 PRS_DEVICE uint32_t await_deliveries(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
                                      uint32_t wanted)
 {
@@ -422,7 +423,7 @@ PRS_DEVICE uint32_t await_deliveries(const struct prs_moe_args &args, uint32_t e
     }
 }
 
-/* Whether the delivery of lane `wanted` is here. */
+/* Whether the row of the delivery of lane `wanted` has arrived. */
 PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
                                  uint32_t wanted)
 {
@@ -481,9 +482,9 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the first expert that needs them. The lists that warps claim are interlaced, one for each
- * warp of the grid that places rows, so the first blocks are complete first. Returns the first delivery of the list;
- * the next ones follow at a distance of `warps`. */
+/* Deliveries are sorted by the first expert that needs them. Each warp of the grid that places rows claims lists that
+ * take every `warps`-th delivery, so the first blocks are complete first. Returns the first delivery of the list; the
+ * next ones follow at a distance of `warps`. */
 PRS_DEVICE uint32_t first_delivery(uint32_t list, uint32_t warps)
 {
     return list / warps * warps * DELIVERIES_PER_CLAIM + list % warps;
@@ -516,7 +517,7 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b,
                 }
                 here = await_deliveries(args, epoch, mine, k);
                 __syncwarp();
-                fence_async_global(); /* flags were read by ordinary loads, rows are read by the copy engine */
+                fence_async_global(); /* flags were read by ordinary loads, rows are read by TMA */
             }
             deliver_row(args, &b, delivery, row, last, last_row);
             last = delivery, last_row = row;
@@ -528,8 +529,8 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b,
 }
 
 /* ---- the end ---- */
-/* Tells the ranks of the node, and the counterparts, that this rank has read what they sent. Out of line: it costs the
- * roles no registers. */
+/* Tells the ranks of the node, and the counterparts, that this rank has read what they sent. It is out of line, so that
+ * the roles need no registers for it. */
 PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -552,7 +553,7 @@ PRS_DEVICE void leave_moe(const struct prs_moe_args &args)
 {
     uint32_t epoch = launch_epoch(&args.sync) + args.ends - 1;
     if (arrives_last(&args.claims->left, gridDim.x))
-        *args.claims = {}; /* for the next kernel */
+        *args.claims = {}; /* the next kernel needs zeros */
     if (args.ends != 0 && leave_epoch(&args.sync, epoch, gridDim.x))
         tell_end(args, epoch);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of e4m3 with a scale for each 128 columns (prs_moe_scaled_bytes()), made of a rank's tokens before
- * they travel, and of a layer's first product. */
+/* Makes rows of e4m3 with a scale for each 128 columns (prs_moe_scaled_bytes()): from a rank's tokens before they
+ * travel, and from a layer's first product. */
 #ifndef PERSEUS_FUSED_SCALED_ROWS_CUH
 #define PERSEUS_FUSED_SCALED_ROWS_CUH
 
@@ -23,7 +23,7 @@ template <class Load> PRS_DEVICE void make_scaled_part(uint32_t columns, uint32_
 }
 
 /* ---- tokens ---- */
-/* A warp copies what the caller has quantised. */
+/* A warp copies tokens that the caller has quantised. */
 PRS_DEVICE void copy_part(const struct prs_moe_args &args, uint32_t token, uint32_t first, uint8_t *row)
 {
     uint32_t lane = threadIdx.x % 32, columns = args.hidden, blocks = columns / PRS_SCALE_BLOCK;
@@ -37,7 +37,7 @@ PRS_DEVICE void copy_part(const struct prs_moe_args &args, uint32_t token, uint3
         ((float *)(row + columns))[block] = args.token_scales[(uint64_t)token * blocks + block];
 }
 
-/* TYPE: of the caller's tokens. */
+/* TYPE: the type of the caller's tokens. */
 template <int TYPE>
 static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_CTAS)
     scale_tokens_kernel(const __grid_constant__ struct prs_moe_args args)

@@ -12,13 +12,13 @@
 static const double ONE_US = 32; /* the launch, and three waits for other ranks */
 /* five kernels, each of which begins after the previous one has ended, and their waits */
 static const double LAYER_US = 105;
-static const double ROUTING_US = 25; /* counts, offsets, maps: of a dispatch with its product */
+static const double ROUTING_US = 25; /* counts, offsets and maps of a dispatch with its product */
 
-/* Of a layer as one kernel; fitted on one H200 to one rank's load of 4 (moe-layer-one-kernel-wide-1xH200.json). */
+/* A layer as one kernel; fitted on one H200 to one rank's load of 4 (moe-layer-one-kernel-wide-1xH200.json). */
 static const double STAGE_US = 0.3, UNIT_US = 1;    /* multiplying a stage; the end of a unit */
 static const double SCALED_UNIT_US[2] = {4.5, 1.4}; /* e4m3; the first product's results are quantised */
 static const double PACK_US = 8;                    /* copying the rows of wide tiles */
-static const double BOX_US = 0.001; /* of the 15 ns that the copy engine takes for 128 bytes of a row: not hidden */
+static const double BOX_US = 0.001; /* TMA takes 15 ns for 128 bytes of a row; this part of it is not hidden */
 
 enum { BF16_BYTES = 2 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends and multiplies rows as fused/moe/rows.cuh and moe.cuh do. */
+/* Sends and multiplies rows like fused/moe/rows.cuh and engine.cuh. */
 #include "test/fused/moe_model.h"
 
 /* ---- warp 3 ---- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Knows which memory exists, which device owns it, and which bytes copies and tensor cores may read. "Asynchronous
+/* Which memory exists, which device owns it, and which bytes copies and tensor cores may read. "Asynchronous
  * operations" below are the copies and products that run concurrently with the threads (the async proxy of PTX). */
 #ifndef TOOLS_HOPPER_DEVICE_MEMORY_H
 #define TOOLS_HOPPER_DEVICE_MEMORY_H
@@ -23,7 +23,7 @@ struct allocation {
     int device;
     enum memory_kind kind;
     bool is_virtual;
-    uint64_t access; /* for virtual memory: a bit for each device that may use it */
+    uint64_t access; /* virtual memory: a bit for each device that may use it */
 };
 /* Pages of a device that virtual.cpp has mapped, and is about to unmap. Nobody may use them until memory_allow(), which
  * returns false if there are no such pages. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks, and switching between them in user space. Nothing here knows CUDA. */
+/* Stacks, and switching between them in user space. Nothing here depends on CUDA. */
 #ifndef TOOLS_HOPPER_FIBER_H
 #define TOOLS_HOPPER_FIBER_H
 

@@ -26,8 +26,8 @@ const char *hopper_violation(void);
 /* How many SMs of a device have a CTA at this moment. */
 uint32_t hopper_busy_sms(int device);
 
-/* A collective of another library, such as an all-reduce of NCCL on another stream: on each of `ranks` devices a kernel
- * that holds `sms` whole SMs until all CTAs of all these kernels run. */
+/* A collective of another library, such as an all-reduce of NCCL on another stream. It has a kernel on each of `ranks`
+ * devices, which holds `sms` whole SMs until all CTAs of all these kernels run. */
 struct hopper_collective;
 struct hopper_collective *hopper_collective_open(uint32_t ranks, uint32_t sms);
 /* Enqueues the kernel of the current device. False: the device has fewer SMs. */

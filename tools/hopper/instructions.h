@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated instructions, as the headers in include/ call them: always by the running CUDA thread, on its own stack.
+/* The emulated instructions, which the headers in include/ call: always in the running CUDA thread, on its own stack.
  * Shared-memory addresses have 32 bits, as in PTX: bits 0-23 are the offset in the window of a CTA; bits 24-31 are 0
  * for the thread's own CTA, or 1 + its rank for any CTA of the cluster. */
 #ifndef TOOLS_HOPPER_INSTRUCTIONS_H
@@ -44,16 +44,17 @@ void shared_fence_async(void);
 void global_fence_async(void);
 
 /* ---- place.cpp ---- */
-/* Tells the line of a kernel that calls the next ordering instruction. In the environment,
+/* Says which line of a kernel calls the next ordering instruction. In the environment,
  * HOPPER_WITHOUT=folder/file.cuh:LINE removes the order that this line makes, the same with =gpu or =cta narrows its
  * scope, and HOPPER_PLACES=FILE appends all lines that are reached to a file. */
 void place_is(const char *file, int line, const char *instruction);
 
 /* ---- atomic.cpp ---- */
-/* As in PTX: how far an operation orders, and what. The host may call them too, for the whole system. */
+/* As in PTX: the scope and the kind of an operation's order. The host may call these functions too, with the scope of
+ * the whole system. */
 enum scope : uint8_t { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS, SCOPES };
 enum order : uint8_t { ORDER_RELAXED = 0, ORDER_ACQUIRE = 1, ORDER_RELEASE = 2, ORDER_ACQ_REL = 3 };
-/* Of 4 or 8 bytes. */
+/* The word has 4 or 8 bytes. */
 uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope scope);
 void atomic_store(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope);
 /* Stores next if the word is *old; otherwise sets *old to the word. */
@@ -103,14 +104,14 @@ enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
 /* d[64 x n] (+)= A[64 x K] B[K x n], K is 32 bytes of a row; d is this thread's n / 2 accumulators. Both operands of
  * e4m3 are K-major and lie in shared memory.
- * a_registers is this thread's four registers of A; where it is NULL, A lies in shared memory, where a_descriptor
- * says. */
+ * a_registers is this thread's four registers of A. If it is NULL, A is in shared memory, and a_descriptor says
+ * where. */
 struct wgmma_call {
     uint32_t n;
     uint64_t a_descriptor, b_descriptor;
     const uint32_t *a_registers;
     bool add, trans_a, trans_b;
-    enum wgmma_type type; /* of A and B */
+    enum wgmma_type type; /* type of A and B */
 };
 void wgmma_issue(float *d, const struct wgmma_call *call);
 void wgmma_fence_registers(void);

@@ -226,7 +226,7 @@ void order_mbarrier_used(struct cta *c, uint32_t offset, const char *what, void 
     touch_cells(c->order->cells.get(), offset, 8, x, false);
 }
 
-/* The copy engine completes bytes on the barrier. */
+/* TMA completes bytes on the barrier. */
 static void copy_uses_mbarrier(const struct fiber *f, struct cta *c, uint32_t offset, void *from)
 {
     struct order_thread *t = f->order.get();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checker of memory order: it reports two accesses of which one writes, and which nothing orders (README.md). It
- * is on in programs whose kernels are compiled with -fsanitize=thread; order_access.cpp takes the place of the library
- * of that option. Everything is called on the scheduler's thread, unless it says otherwise, and does nothing while the
- * checker is off. */
+/* The checker of memory order: it reports two accesses without an order between them, if one of them writes
+ * (README.md). It is on in programs whose kernels are compiled with -fsanitize=thread; order_access.cpp takes the place
+ * of the library of that option. Everything is called on the scheduler's thread, unless it says otherwise, and does
+ * nothing while the checker is off. */
 #ifndef TOOLS_HOPPER_ORDER_H
 #define TOOLS_HOPPER_ORDER_H
 
@@ -17,20 +17,20 @@ namespace hopper
 
 extern bool order_on;
 
-/* Where an access comes from, for scopes. */
+/* The origin of an access, by which scopes are compared. */
 struct origin {
     int device; /* -1: a copy engine, the host or a NIC */
     uint64_t cluster, cta;
 };
 
-/* An agent of a thread, or one that the thread itself has waited for, and up to which time. first: when this life of
- * the agent's number began, since other threads had the number before. */
+/* An agent of a thread, or an agent that the thread itself has waited for, and the time up to which it is known. first:
+ * when this use of the agent's number began; other threads had the number before. */
 struct point {
     uint32_t agent, first, seen, global, shared;
 };
 enum { OWN, ATOMICS, STORES, STORE_SOURCES, PRODUCTS, POINTS };
 
-/* What a thread knows at some moment. */
+/* The accesses that a thread knows at some time. */
 struct stamp {
     struct view base;
     struct point points[POINTS];
@@ -64,7 +64,7 @@ void order_cta_ends(struct cta *c);
 void order_thread_begins(struct fiber *f);
 void order_thread_ends(struct fiber *f);
 
-/* A launch has ended: what its stream knows now. */
+/* A launch has ended. Returns what its stream knows now. */
 clocks_ref order_launch_ends(struct launch *l);
 
 /* ---- barriers ---- */
@@ -77,7 +77,7 @@ void order_meet(struct fiber *const *threads, uint32_t count);
 /* ---- mbarriers: at an offset of shared memory ---- */
 void order_mbarrier_init(struct cta *c, uint32_t offset, void *from);
 void order_mbarrier_used(struct cta *c, uint32_t offset, const char *what, void *from);
-/* scope: of the arrival, which reaches a waiting thread of another CTA only if it is wide enough. */
+/* scope: the scope of the arrival. It orders a waiting thread of another CTA only if it is wide enough. */
 void order_mbarrier_arrive(struct mbarrier *b, struct cta *c, enum scope scope);
 void order_mbarrier_complete(struct mbarrier *b, struct cta *c, uint32_t offset);
 void order_mbarrier_pass(const struct mbarrier *b, struct fiber *f);
@@ -87,13 +87,14 @@ enum access : uint32_t { ACCESS_READ = 0, ACCESS_WRITE = 1 };
 /* Notes an ordinary access of a thread. Does nothing for memory that the checker does not know. */
 void order_ordinary(const void *p, size_t bytes, enum access how, void *from);
 void order_shared(struct fiber *f, struct cta *c, uint32_t offset, size_t bytes, enum access how, void *from);
-/* To be called before an atomic access, and after it with the word's new value. A release by a fence covers what came
- * before the fence, and the atomic accesses up to the one that makes it visible: so they are an agent of their own. */
+/* For an atomic access: first order_atomic(), then order_acquire() with the value that was read, and
+ * order_release_word() with the value that is written. A release by a fence covers everything before the fence, and the
+ * atomic accesses up to the one that makes it visible. So these atomic accesses are a separate agent. */
 void order_atomic(const void *p, uint32_t bytes, enum access how, enum scope scope, void *from);
 void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how, enum scope scope);
 /* Notes a store whose value is not known yet. */
 void order_release_unknown(const void *p);
-/* chain: an atomic operation, which keeps what others released to the word. */
+/* chain: it is an atomic operation, which keeps what others have released to the word. */
 void order_release_word(const void *p, uint32_t bytes, uint64_t now, enum order how, enum scope scope, bool chain);
 void order_fence(enum scope scope);
 void order_fence_async(bool global);
@@ -120,7 +121,7 @@ void order_products_waited(uint64_t number);
 /* What the host threads have seen; they count as one thread. */
 clocks_ref order_host(void);
 void order_host_saw(const clocks_ref &seen);
-/* A copy engine has read and written for a stream that knows *seen. A word counts as released. */
+/* A copy engine has read and written for a stream that knows *seen. If it wrote a word, that counts as a release. */
 void order_engine(const void *stream, clocks_ref *seen, const void *to, const void *from, size_t bytes);
 void order_engine_word(const void *stream, clocks_ref *seen, const void *to, uint32_t bytes);
 

@@ -54,11 +54,11 @@ struct order_cell {
 
 /* An access that is compared with all earlier ones. */
 struct touch {
-    const struct stamp &knows; /* what its issuer knows */
+    const struct stamp &knows; /* what the issuer knows */
     uint32_t agent, time;
     uint8_t kind;
     enum scope scope;
-    bool shared; /* memory */
+    bool shared; /* it is shared memory */
     const char *name;
     const struct fiber *who; /* NULL: a copy engine */
     void *from;

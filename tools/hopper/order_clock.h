@@ -13,7 +13,7 @@ namespace hopper
 
 /* at[agent]: all accesses of the agent up to this time are known. Missing ones count as 0. */
 struct clocks {
-    uint64_t id; /* of this content */
+    uint64_t id; /* number of this content */
     std::vector<uint32_t> at;
 };
 typedef std::shared_ptr<clocks> clocks_ref;
@@ -31,9 +31,10 @@ clocks_ref clocks_join_anywhere(const clocks_ref &a, const clocks_ref &b);
 void clocks_merge(clocks_ref *to, const clocks_ref &from);
 void clocks_raise(clocks_ref *to, uint32_t agent, uint32_t time);
 
-/* What a thread knows. A copy or a product (async proxy) that it issues knows only what has passed a proxy fence. */
+/* The accesses that a thread knows. A copy or a product (async proxy) that it issues knows only those before a proxy
+ * fence. */
 struct view {
-    /* seen: everything; global, shared: what has passed a fence.proxy.async of that memory */
+    /* seen: all of them; global, shared: those before a fence.proxy.async of that memory */
     clocks_ref seen, global, shared;
 };
 
@@ -58,7 +59,7 @@ static inline void view_raise(struct view *v, uint32_t agent, uint32_t seen, uin
     clocks_raise(&v->shared, agent, shared);
 }
 
-/* What several threads know together. */
+/* The accesses that several threads know together. */
 struct order_sum {
     struct view known;
     uint64_t merged[3]; /* the vectors that were merged last, so that lanes that share them merge them once */

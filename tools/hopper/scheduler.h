@@ -54,7 +54,7 @@ struct fiber {
     struct wait_reason wait;
     /* 16-byte granules of shared memory that it has written and not yet fenced */
     std::vector<uint32_t> dirty;
-    std::vector<std::shared_ptr<copy_group>> groups; /* a few */
+    std::vector<std::shared_ptr<copy_group>> groups; /* there are only a few */
     uint64_t cluster_phase; /* the phase of the cluster barrier that its last arrival helps to complete */
     bool cluster_arrived;   /* it has arrived at the cluster barrier, and has not waited since */
     uint64_t wgmma_issued;
@@ -68,7 +68,7 @@ struct meeting {
     const char *name;
     uint32_t mask, here;
     uint64_t values[WARP];
-    uint64_t *values_of[WARP]; /* where the lane gets all values, or NULL */
+    uint64_t *values_of[WARP]; /* where each lane gets all values, or NULL */
     void *from;
 };
 
@@ -77,7 +77,7 @@ struct warp {
     uint32_t index, alive;
     uint32_t ready;
     bool queued;
-    uint8_t lazy; /* in how many of 256 choices the warp is passed over; changes at random */
+    uint8_t lazy; /* the scheduler passes over the warp in this many of 256 choices; changes at random */
     uint32_t registers;
     uint32_t writes_fenced; /* memory_write_count() at its last fence.proxy.async.global */
     std::vector<meeting> meetings;
@@ -93,7 +93,7 @@ struct named_barrier {
 
 struct mbarrier {
     uint32_t arrivals, pending;
-    int64_t bytes; /* expected and not yet here */
+    int64_t bytes; /* bytes that are expected and have not arrived */
     uint64_t phase;
     std::vector<fiber *> waiting;
     struct order_barrier order;
@@ -142,7 +142,7 @@ struct launch {
     uint64_t number;
     std::vector<std::unique_ptr<cluster>> running;
     void *stream;
-    clocks_ref begin; /* what its stream knew */
+    clocks_ref begin; /* what its stream knew when it began */
     struct order_sum end;
 };
 
@@ -169,7 +169,7 @@ void scheduler_pause(void);
 [[noreturn]] void scheduler_abandon_fiber(void);
 /* Describes the object that f waits for; mbarrier.cpp. */
 std::string describe_wait(const struct fiber *f);
-/* Which warps wait for what, a line for each different wait of a CTA; deadlock.cpp. */
+/* Describes which warps wait for what, in one line for each different wait of a CTA; deadlock.cpp. */
 std::string describe_waits(const struct cluster *c);
 /* Counts the asynchronous operations of a cluster: while one is in flight, a waiting cluster is not deadlocked. */
 void scheduler_operation_began(struct cluster *c);

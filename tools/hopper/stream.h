@@ -35,7 +35,7 @@ struct work {
     void *user;
     const struct launch *running; /* launch: once it has started */
     clocks_ref host_seen;         /* what the host had seen (see order.h, also for `seen` below) */
-    uint64_t number;              /* in the order of enqueueing, over all streams of the process */
+    uint64_t number;              /* order of enqueueing, over all streams of the process */
     bool started;
 };
 
@@ -52,7 +52,7 @@ struct stream_state {
 struct capture {
     struct stream_state *origin;
     std::vector<std::pair<stream_state *, work>> nodes;
-    std::vector<stream_state *> joined; /* origin included */
+    std::vector<stream_state *> joined; /* including the stream that began it */
 };
 
 /* Any thread may call these. handle 0: the null stream of `device`. */

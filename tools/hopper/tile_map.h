@@ -16,7 +16,7 @@ struct tile_map {
     uint8_t dims, element_bytes, swizzle_bytes, fill_nan;
     uint64_t base;
     uint64_t size[TILE_DIMS];
-    uint64_t stride[TILE_DIMS - 1]; /* in bytes, of dimensions 1 and up */
+    uint64_t stride[TILE_DIMS - 1]; /* bytes; strides of dimensions 1 and up */
     uint16_t box[TILE_DIMS];
 };
 static_assert(sizeof(struct tile_map) <= sizeof(CUtensorMap), "opaque to the kernels");

@@ -33,7 +33,7 @@ struct wgmma_op {
 struct warpgroup {
     struct cta *block;
     uint32_t index;
-    std::deque<std::unique_ptr<wgmma_op>> ops; /* not yet executed */
+    std::deque<std::unique_ptr<wgmma_op>> ops; /* operations that have not been executed yet */
     uint64_t executed;
     std::vector<std::unique_ptr<accumulators>> in_flight;
     std::vector<fiber *> waiting;

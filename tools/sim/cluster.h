@@ -19,7 +19,7 @@ struct sim_cluster {
     double post_latency_ns, completion_latency_ns;
     double fence_strict, fence_stalls, in_order, adds, whole_messages, software;
     double quantum_bytes;
-    double call_ns, request_ns, scatter_ns, copy_gbps; /* of a software NIC */
+    double call_ns, request_ns, scatter_ns, copy_gbps; /* for a software NIC */
     /* the fabric */
     double routing, adaptive_unordered, nodes_per_leaf, oversubscription, hop_ns;
     /* the host */

@@ -22,8 +22,8 @@ struct sim_events {
     struct sim_event *slot;
     uint32_t *free_slot;
     uint32_t count, room, free_count;
-    uint32_t order;  /* of the next event */
-    uint64_t now_ps; /* time of the event taken last */
+    uint32_t order;  /* order of the next event among those of one time */
+    uint64_t now_ps; /* time of the event that was taken last */
     uint64_t taken;
 };
 

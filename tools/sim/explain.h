@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attributes the time of a rank to causes. If several causes are at work at the same time, the first in the list
- * counts. */
+/* Attributes the time of a rank to causes. If several causes are active at the same time, the time goes to the first
+ * one in the list. */
 #ifndef SIM_EXPLAIN_H
 #define SIM_EXPLAIN_H
 
@@ -17,8 +17,8 @@ enum sim_cause {
 };
 
 struct sim_explain {
-    uint64_t until_ps[SIM_CAUSES]; /* each cause is at work until this time */
-    uint64_t since_ps;             /* everything before is attributed */
+    uint64_t until_ps[SIM_CAUSES]; /* each cause is active until this time */
+    uint64_t since_ps;             /* all time before is attributed */
     uint64_t total_ps[SIM_CAUSES];
 };
 
@@ -26,11 +26,11 @@ extern const char *const sim_cause_names[SIM_CAUSES];
 
 /* Attribute the time up to now. */
 void sim_explain_advance(struct sim_explain *explain, uint64_t now_ps);
-/* From now on the cause is at work, until then at least. */
+/* The cause is active from now until at least this time. */
 void sim_explain_note(struct sim_explain *explain, enum sim_cause cause, uint64_t now_ps, uint64_t until_ps);
 /* Forget what was attributed so far. */
 void sim_explain_restart(struct sim_explain *explain, uint64_t now_ps);
-/* The cause is no longer at work. */
+/* The cause is no longer active. */
 void sim_explain_end(struct sim_explain *explain, enum sim_cause cause, uint64_t now_ps);
 
 #endif

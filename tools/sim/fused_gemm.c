@@ -11,7 +11,7 @@
 #include "tools/sim/ledger.h"
 
 enum {
-    CLUSTERS = 66,      /* of two CTAs, on the 132 SMs of an H100 or H200 */
+    CLUSTERS = 66,      /* clusters of two CTAs, on the 132 SMs of an H100 or H200 */
     TILE_BYTES = 65536, /* PRS_PARTIAL_TILE in fused/core/partial_sums.h */
     STRIP_BYTES = PRS_STAGE_A * PRS_STRIP_STEPS,
     VALUE_BYTES = 2,

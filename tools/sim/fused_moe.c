@@ -15,7 +15,7 @@
 #include "tools/sim/moe.h"
 
 enum {
-    CLUSTERS = 66,       /* of two CTAs, on the 132 SMs of an H100 or H200 */
+    CLUSTERS = 66,       /* clusters of two CTAs, on the 132 SMs of an H100 or H200 */
     ROUTING_NS = 25000,  /* counts, offsets, maps: ROUTING_US in fused/moe/plan.c */
     ROUTED = CLUSTERS,   /* a token of sim_call_at(); those below are clusters */
     PUTS = CLUSTERS + 1, /* from here on: a put of rows, as node << 20 | number */

@@ -13,16 +13,16 @@ enum { SIM_NO_SIGNAL = UINT32_MAX };
 struct sim_put {
     uint64_t bytes, missing;
     uint32_t from, to;
-    uint32_t signal; /* that follows it, or SIM_NO_SIGNAL */
+    uint32_t signal; /* the signal that follows it, or SIM_NO_SIGNAL */
 };
 
 struct sim_signal {
     uint32_t from, to;
-    uint32_t missing; /* puts that have not arrived */
+    uint32_t missing; /* number of puts that have not arrived */
     uint32_t puts;
-    uint32_t raised; /* times */
+    uint32_t raised; /* how often it was raised */
     uint64_t issued_ps, raised_ps;
-    uint64_t token; /* the workload's */
+    uint64_t token; /* chosen by the workload */
 };
 
 struct sim_ledger {

@@ -17,7 +17,7 @@ enum {
 /* The header of a chunk, whose address is a multiple of CHUNK. */
 struct chunk {
     size_t piece_bytes; /* 0: one piece, longer than PIECE_MOST */
-    size_t map_bytes;   /* of that one */
+    size_t map_bytes;   /* bytes of that map */
 };
 
 /* A piece that is free. */

@@ -32,7 +32,7 @@ struct state {
     uint32_t peers; /* destinations of a rank on other nodes that groups are counted for: ranks, or with relays nodes */
     uint32_t size;  /* transfers in a group; the last group may be smaller */
     uint32_t total; /* transfers to one destination */
-    uint32_t groups;              /* of one destination */
+    uint32_t groups;              /* groups of one destination */
     uint32_t *rows;               /* [transfer] */
     uint32_t *signal[DIRECTIONS]; /* [transfer]: signal of its leg over the network */
     uint16_t *sent[DIRECTIONS];   /* [(rank * peers + peer) * groups + group]: puts so far */

@@ -31,7 +31,7 @@ struct state {
     const struct work *work;
     bool ring;
     uint32_t ranks, local, messages, slices, ops;
-    uint64_t bytes; /* of a message */
+    uint64_t bytes; /* bytes of a message */
     struct rank_state *rank;
     struct fused_end end;
 };

@@ -26,9 +26,9 @@ struct options {
     uint32_t all_send, explain, json, statistics, parameters;
     uint64_t seed;
     struct sim_loss loss;
-    uint32_t model; /* of moe_models */
+    uint32_t model; /* index in moe_models */
     const char *trace;
-    uint32_t collective; /* of nccl_collective_names */
+    uint32_t collective; /* index in nccl_collective_names */
     uint64_t slice_bytes;
     uint32_t kernel; /* enum fused_kernel */
     uint32_t size, band_pairs, tiles_per_signal;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One simulated cluster: ranks with proxies, their NICs, and the network between them. README.md is the map.
  *
- * What runs here unmodified is the transport: a rank's kernel writes commands into a real ring (ring.c), dispatch.c
- * takes them, peer.c, order*.c and tally.c turn them into requests, records.c raises signals at the receiver. The
- * simulator is what surrounds them: the NIC back end below peer.c, the clock, and the cost of each step. */
+ * The transport runs here unmodified: a rank's kernel writes commands into a real ring (ring.c), dispatch.c takes them,
+ * peer.c, order*.c and tally.c turn them into requests, and records.c raises signals at the receiver. The simulator
+ * adds the NIC back end below peer.c, the clock, and the cost of each step. */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
@@ -55,7 +55,7 @@ struct sim_port {
     bool down;    /* its rail is lost */
 };
 
-/* What the network knows of a request, by its slot. */
+/* The network's state of the request in a slot. */
 enum sim_request_state { SIM_REQUEST_NEW, SIM_REQUEST_WAITS_AT_FENCE, SIM_REQUEST_ARRIVED };
 
 /* A queue of a NIC. Positions count requests, as in the order engine. */
@@ -65,21 +65,21 @@ struct sim_queue {
     struct sim_port *from, *to;
     const struct prs_wr *ring; /* the order engine's ring: a request stays there until it is complete */
     uint32_t mask;
-    uint32_t posted, sending, delivered; /* next positions; all below `delivered` have arrived */
-    uint32_t sent_bytes;                 /* of the request `sending` */
+    uint32_t posted, sending, delivered; /* next positions; all requests below `delivered` have arrived */
+    uint32_t sent_bytes;                 /* bytes of request `sending` that are sent */
     uint32_t last_read;                  /* position after the last add; a fence of the specification waits for it */
-    uint64_t last_done_ps, last_read_ps; /* the sender knows that these are complete */
-    struct sim_queue *next;              /* in the port's turn */
-    uint32_t way;                        /* uplink of the request `sending` */
+    uint64_t last_done_ps, last_read_ps; /* when the sender knows that these are complete */
+    struct sim_queue *next;              /* the next queue of the port */
+    uint32_t way;                        /* uplink that request `sending` uses */
     bool loopback, in_turn;
     bool silent;       /* nothing of it crosses the network any more (rails.c) */
     bool unanswered;   /* it is silent, and the sender waits for an answer */
     bool fenced;       /* request `sending` waits at its fence, and with fence_stalls all after it */
     uint8_t *state;    /* [mask + 1] enum sim_request_state */
-    uint32_t *missing; /* [mask + 1]: bytes that have not arrived; only where parts take different paths */
-    /* Of a software NIC (executor.c): */
+    uint32_t *missing; /* [mask + 1]: bytes that have not arrived. Used only if parts take different paths */
+    /* For a software NIC (executor.c): */
     uint32_t executed;          /* next position; all requests below it have taken effect. Delivered requests are due */
-    uint64_t *done_ps;          /* [mask + 1] when the sender may learn that a due request is complete */
+    uint64_t *done_ps;          /* [mask + 1]: when the sender may learn that a due request is complete */
     struct sim_queue *next_due; /* the next queue that waits for a thread */
     bool lined_up;              /* it waits for a thread, or a thread runs it */
     uint32_t taken;             /* polled arrivals from the other side's queue with the same number */
@@ -89,8 +89,8 @@ struct sim_queue {
 struct sim_thread {
     struct sim_queue *queue; /* NULL: none */
     uint32_t first;          /* position at which the run began */
-    uint32_t requests;       /* in the call that it makes */
-    uint64_t bytes;          /* of the run */
+    uint32_t requests;       /* requests in the call that the thread makes */
+    uint64_t bytes;          /* bytes of the run */
 };
 enum { SIM_THREAD_PROXY, SIM_THREAD_ENGINE, SIM_THREADS };
 
@@ -115,11 +115,11 @@ struct sim_device {
 /* One side of a connection. */
 struct sim_end {
     struct prs_peer *peer;
-    struct prs_team *rank; /* of this side */
+    struct prs_team *rank; /* the rank of this side */
     struct sim_end *other;
     uint32_t events;           /* events in the heap, and requests in flight, of this side's queues */
     uint32_t receives;         /* arrivals with immediates */
-    bool listed;               /* in the rank's list of what to progress */
+    bool listed;               /* it is in the rank's list of sides that need progress */
     struct sim_stream *stream; /* NULL: no rail is lost in this run */
 };
 
@@ -128,7 +128,7 @@ struct sim_pair {
     struct sim_pair *newer, *older;
 };
 
-/* What a rank has done, over all connections, also closed ones. */
+/* Counts of a rank over all its connections, including closed ones. */
 struct sim_counts {
     uint64_t puts, signals, fences, drains, doorbells, work_requests, completions, arrivals, records, bytes;
 };
@@ -141,17 +141,17 @@ struct prs_team {
     struct prs_windows windows;
     struct prs_dispatch dispatch;
     struct sim_end **end;    /* [world] by peer; NULL: not connected */
-    bool *met;               /* [world] has ever been connected */
+    bool *met;               /* [world]: was connected at some time */
     uint32_t connected;      /* number of peers ever connected: a proxy closes no connection, so it polls all of them */
-    struct sim_end **listed; /* to progress */
+    struct sim_end **listed; /* sides that need progress */
     uint32_t listed_count, listed_room;
-    struct prs_cmd_fields *command; /* FIFO: issued by the kernel, not in the ring yet */
+    struct prs_cmd_fields *command; /* FIFO of commands that the kernel has issued and that are not in the ring yet */
     uint64_t command_first, command_end;
     uint32_t command_room;
     uint64_t claimed;    /* positions of the ring written so far */
     uint64_t cpu_ps;     /* the proxy's core is busy until then; inside a round: the current time of the round */
-    uint64_t nvlink_ps;  /* its link to the other GPUs of the node */
-    uint64_t compute_ps; /* its product units */
+    uint64_t nvlink_ps;  /* the link to the other GPUs of the node is busy until then */
+    uint64_t compute_ps; /* the product units are busy until then */
     bool awake;          /* a SIM_STEP event is on its way */
     bool issuing;
     bool busy;                              /* it has issued commands that are not complete */
@@ -162,7 +162,7 @@ struct prs_team {
     uint32_t polls_left; /* peers that the proxy has not polled in this round */
     uint64_t fences_charged;
     uint32_t fences_open;     /* requests that wait at fences */
-    struct sim_counts counts; /* of closed connections */
+    struct sim_counts counts; /* counts of closed connections */
     struct sim_explain explain;
 };
 
@@ -173,13 +173,13 @@ struct sim_loss {
     bool wanted;
     uint32_t rail, node;
     uint64_t at_ps;
-    uint64_t back_ps; /* when the rail is back for connections that are made later; 0: never */
+    uint64_t back_ps; /* when connections that are made later can use the rail again; 0: never */
 };
 
 /* The cost of replacing a lost rail, summed over all sides of connections. */
 struct sim_lost {
     uint64_t sides;
-    uint64_t taken, replayed, bytes; /* requests that had arrived, and that were sent again */
+    uint64_t taken, replayed, bytes; /* requests that had arrived; requests and bytes that were sent again */
     uint64_t agree_ps;               /* longest time from an error until both sides agreed */
     uint64_t last_ps;                /* when the last side continued */
 };
@@ -190,11 +190,11 @@ struct sim_options {
     enum prs_policy policy;
     uint32_t queues_per_rail;
     uint32_t window;      /* operations in flight of one connection */
-    uint32_t ring_slots;  /* of each rank */
+    uint32_t ring_slots;  /* slots in the ring of each rank */
     uint32_t connections; /* connections that are kept open; beyond that, settled ones are closed */
     uint32_t
         turn_commands; /* not 0: one thread issues this many commands and then steps the proxy, as perseus-perf does */
-    bool turn_pairs;   /* a put with its signal is one of them */
+    bool turn_pairs;   /* a put and its signal count as one command */
     uint64_t seed;
     bool explain, statistics;
     struct sim_loss loss;
@@ -204,7 +204,7 @@ struct sim {
     struct sim_options options;
     struct sim_cluster cluster;
     struct sim_events events;
-    uint32_t rails; /* of a rank */
+    uint32_t rails; /* rails of a rank */
     struct prs_team *rank;
     struct sim_port *port; /* [ranks * rails] */
     struct sim_clock *uplink, *downlink;
@@ -218,7 +218,7 @@ struct sim {
     uint64_t pairs_open, pairs_most, pairs_made;
     size_t ranks_bytes; /* bytes of sim_malloc() before the first connection */
     struct sim_ledger *ledger;
-    struct sim_stream **stream; /* by number */
+    struct sim_stream **stream; /* [number] */
     uint32_t streams, stream_room;
     struct sim_lost lost;
     const struct sim_workload *workload;
@@ -227,7 +227,7 @@ struct sim {
     int error;
 };
 
-/* What happens on the cluster. Every function may be NULL. */
+/* A workload. Every function may be NULL. */
 struct sim_workload {
     void (*start)(struct sim *sim);
     /* called when the kernel of the rank sees a signal */
@@ -298,7 +298,7 @@ void sim_disconnect_all(struct sim *sim);
 struct prs_peer *sim_peer(struct sim *sim, uint32_t rank, uint32_t other);
 
 /* nic.c */
-extern struct prs_nic_ops sim_nic; /* its properties are the cluster's */
+extern struct prs_nic_ops sim_nic; /* has the properties of the cluster's NIC */
 void sim_nic_init(const struct sim_cluster *cluster);
 void sim_nic_event(struct sim *sim, const struct sim_event *event);
 void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position);
@@ -335,7 +335,7 @@ void sim_fabric_send(struct sim *sim, struct sim_queue *queue, uint32_t position
                      uint64_t left_ps);
 void sim_fabric_uplink(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part);
 void sim_fabric_downlink(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part);
-/* One way, without transfer time. */
+/* The latency in one direction, without transfer time. */
 uint64_t sim_fabric_latency(const struct sim *sim, const struct sim_queue *queue);
 
 /* The b of SIM_UPLINK, SIM_DOWNLINK and SIM_ARRIVE: a part of a request. */

@@ -19,17 +19,17 @@ struct work {
 };
 
 struct work_result {
-    double us;          /* of the slowest rank */
+    double us;          /* time of the slowest rank */
     double put_only_us; /* putsignal */
-    double stall_us;    /* drain: of rank 0 */
-    uint32_t transfers; /* of a rank */
+    double stall_us;    /* policy drain: stall of rank 0 */
+    uint32_t transfers; /* number of transfers of a rank */
     uint64_t bytes;     /* bytes that one rank sent over the network */
     uint32_t slowest;
     struct sim_counts counts; /* counts of rank 0, in an iteration with signals */
     struct sim_counts all;
     /* putsignal: counts of rank 0, in one iteration without signals plus one with signals */
     struct sim_counts both;
-    struct sim_explain explain; /* of the slowest rank */
+    struct sim_explain explain; /* causes of the slowest rank */
     uint64_t events, memory_bytes, pairs_most, early;
     struct sim_lost lost;
     uint64_t side_bytes;     /* memory of one side of a connection: the average over those open at the end */

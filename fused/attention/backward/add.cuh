@@ -13,7 +13,7 @@ PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
 {
     while (prs_load_acquire_gpu(turn) < want) { /* [dq-turn]: what the task before has added */
     }
-    fence_async_global(); /* the turn was read by an ordinary load, the sums are written by the copy engine */
+    fence_async_global(); /* the turn was read by an ordinary load, the sums are written by TMA */
 }
 
 /* For the block that a walk has reached: the number of its sum of dq, and how many tasks add to that sum before this

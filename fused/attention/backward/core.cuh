@@ -14,7 +14,7 @@
 
 /* The state of a consumer warpgroup. */
 template <class E> struct backward_state {
-    uint32_t half; /* which warpgroup */
+    uint32_t half; /* number of the warpgroup */
     uint32_t step; /* blocks so far */
     struct prs_attention_walk walk;
     float s[E::block / 2]; /* scores, then P */

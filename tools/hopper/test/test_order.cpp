@@ -328,7 +328,7 @@ ORDER(a_barrier_that_the_copy_engine_may_not_see_is_found, 1, 32, 1, PROXY)
     mbarrier_wait(barrier_at(0), 0);
 }
 
-/* The words are written by ordinary stores of another thread, and read by the copy engine. */
+/* The words are written by ordinary stores of another thread, and read by TMA. */
 PRS_DEVICE void load_words_of_a_thread(const struct args &a, bool fence_here, bool fence_there)
 {
     start_barrier(true);

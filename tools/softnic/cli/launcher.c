@@ -24,7 +24,7 @@ enum { STATUS_FAILED = 125, STATUS_CANNOT_RUN = 126, STATUS_NOT_FOUND = 127, STA
 
 struct run {
     struct sn_launcher_options options;
-    char path[PATH_MAX]; /* of the world's file */
+    char path[PATH_MAX]; /* path of the world's file */
     struct sn_world *world;
     bool joined;               /* another process made the world and will remove it */
     bool in_makers_namespaces; /* the child, after it joined */

@@ -33,7 +33,7 @@ static struct {
     struct ibv_device *device[SN_CM_MAX_DEVS];
     uint32_t dev[SN_CM_MAX_DEVS]; /* their numbers in the world */
     uint32_t count;
-    struct ibv_context *verbs[SN_CM_MAX_DEVS]; /* by number in the world */
+    struct ibv_context *verbs[SN_CM_MAX_DEVS]; /* [number in the world] */
     struct ibv_pd *pd[SN_CM_MAX_DEVS];
 } own;
 

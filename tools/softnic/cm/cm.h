@@ -23,7 +23,7 @@ struct cm_socket {
     struct cm_id *id;
     int fd;
     uint32_t dev; /* the device of the world to which it is bound */
-    bool watched; /* in its channel's epoll set, or to be put there */
+    bool watched; /* it is in its channel's epoll set, or must be put there */
 };
 
 struct cm_channel {
@@ -52,7 +52,7 @@ enum cm_state {
 
 struct cm_id {
     struct sn_rdma_id abi;      /* first: the program's pointer is ours */
-    struct cm_id *next, **link; /* those of the channel */
+    struct cm_id *next, **link; /* links in the channel's list */
     enum cm_state state;
     bool sync;         /* without a channel of the program's: calls wait for their event */
     bool disconnected; /* the program has been told, or will be */

@@ -34,8 +34,8 @@ struct cm_message {
     uint32_t magic;
     uint8_t version, type, datagram /* UD */, private_len;
     uint32_t qpn, psn, qkey;
-    uint32_t reason; /* of a CM_REJECT */
-    uint8_t gid[16]; /* of the sender's device */
+    uint32_t reason; /* reason in a CM_REJECT */
+    uint8_t gid[16]; /* GID of the sender's device */
     /* as the sender sees them */
     uint8_t responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq;
     uint8_t reserved[2];

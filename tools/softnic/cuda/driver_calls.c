@@ -14,7 +14,7 @@
 enum {
     LEGACY_STREAM = 1, /* handles of the two default streams, the same in every variant of a function */
     THREAD_STREAM = 2,
-    PTDS_FLAG = 2,     /* of cuGetProcAddress */
+    PTDS_FLAG = 2,     /* flag of cuGetProcAddress */
     KNOWN = 12040,     /* the version of the functions below, for cuGetProcAddress */
     PROC_V2 = 12000,   /* from this version on, cuGetProcAddress itself has other parameters */
     STAGED = 64 << 10, /* the driver stages up to this much pageable memory at once, and does not wait */

@@ -51,8 +51,8 @@ struct sn_agent {
     unsigned running, next; /* next: the slot to look at first, so that all get their turn */
     struct job jobs[SN_AGENT_SLOTS];
     /* the copier's: */
-    struct queue *queues; /* by queue pair */
-    uint32_t head;        /* of shm->order */
+    struct queue *queues; /* [queue pair] */
+    uint32_t head;        /* head of shm->order */
     struct job *held;     /* taken from shm->order, but cannot begin yet */
     bool spins;           /* there are enough cores */
 };

@@ -16,8 +16,8 @@ struct sn_agent_ref {
 
 struct sn_job {
     enum sn_agent_op op;
-    uint32_t peer;              /* as in struct sn_agent_slot */
-    uint64_t compare_add, swap; /* of atomics */
+    uint32_t peer;              /* like in struct sn_agent_slot */
+    uint64_t compare_add, swap; /* operands of an atomic */
     uint64_t *found;
     uint64_t patience_ns; /* limit for an agent that does not move; 0: 20 s, or 4 s in a stopped process */
     uint16_t queue;       /* SN_AGENT_ENQUEUE: see struct sn_agent_slot */

@@ -10,7 +10,7 @@
 struct sn_atomic {
     bool cas; /* the caller fills in this and the next three members */
     uint64_t compare_add, swap, *found;
-    struct sn_copy *target; /* its dst is the word */
+    struct sn_copy *target; /* the word is its dst */
     bool locked, copying, writing;
     uint32_t tries;
     uint64_t value;

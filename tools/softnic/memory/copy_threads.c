@@ -28,7 +28,7 @@ struct split {
     uint64_t bytes;   /* without the tail */
     uint64_t taken;   /* bytes handed out */
     uint32_t helpers; /* threads at work on it, besides the caller */
-    int32_t error;    /* of one slice */
+    int32_t error;    /* error of one slice */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below, and share.next */

@@ -13,8 +13,8 @@ static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is
 
 enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
 
-static bool foreign_refused; /* by the driver, see choose_dev */
-static bool words_refused;   /* by the driver, see enqueue_words */
+static bool foreign_refused; /* the driver refuses it, see choose_dev */
+static bool words_refused;   /* the driver refuses it, see enqueue_words */
 
 /* Does the copy go from one piece of device memory that this process can reach to a few bytes of this process's
  * memory? */

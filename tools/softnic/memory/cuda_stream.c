@@ -154,7 +154,7 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
 static int copy_batch_locked(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr *dst, sn_cu_ptr *src,
                              size_t *bytes, size_t count)
 {
-    static bool refused; /* by the driver */
+    static bool refused; /* the driver refuses it */
     struct sn_cu_copy_attributes attributes = {.order = SN_CU_COPY_STREAM_ORDER};
     size_t first = 0;
     int r;

@@ -37,7 +37,7 @@ struct read {
 
 struct sn_batch {
     uint32_t proc;    /* whose memory it is */
-    uint64_t locks;   /* of world->atomic_locks, held */
+    uint64_t locks;   /* which of world->atomic_locks it holds */
     unsigned made;    /* atomics carried out since the first lock was taken */
     unsigned pending; /* atomics in the pipeline, including one that waits for its word */
     unsigned words;

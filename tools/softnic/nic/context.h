@@ -16,13 +16,13 @@ struct sn_agent;
 enum { SN_LINE = 64 /* bytes of a cache line */ };
 
 struct sn_ctx {
-    uint32_t index; /* in the world */
+    uint32_t index; /* index in the world */
     uint32_t dev;
     struct sn_world *world; /* stays mapped in a forked child, which may still query the device */
     struct sn_ctx_shm *shm;
     struct sn_engine engine;
     struct sn_agent *agent;   /* NULL until device memory is registered */
-    uint32_t opened;          /* and imported, less closed */
+    uint32_t opened;          /* how often it was opened or imported, minus how often it was closed */
     pthread_mutex_t qp_mutex; /* protects qp_list */
     struct sn_qp *qp_list;
     struct verbs_context verbs; /* its last field is the struct ibv_context that programs hold */

@@ -17,17 +17,17 @@ struct sn_engine {
     bool started, stop, realtime;
 
     /* queue pairs that wait for something */
-    struct sn_qp **heap; /* by wake_at, earliest first */
+    struct sn_qp **heap; /* sorted by wake_at, earliest first */
     uint32_t count, room;
-    uint32_t heavy;    /* how many are not light: only the engine runs these */
+    uint32_t heavy;    /* how many queue pairs are not light: only the engine runs these */
     uint64_t next_at;  /* wake_at of the earliest, a hint read without the mutex; UINT64_MAX: none */
     uint64_t last_due; /* wake_at of the queue pair that was pushed last */
-    uint64_t copy_at;  /* the same of the last queue pair that waits for a device copy; read without the mutex */
-    int poster_cpu;    /* the CPU on which the last one was pushed */
+    uint64_t copy_at;  /* the same for the last queue pair that waits for a device copy; read without the mutex */
+    int poster_cpu;    /* the CPU on which the last queue pair was pushed */
 
     /* sleeping and spinning */
     bool asleep;
-    bool spun;           /* since it slept */
+    bool spun;           /* it has spun since it slept */
     uint64_t spin_ns;    /* how long before a due time to stop sleeping */
     uint64_t rest_until; /* while asleep: when it wakes by itself; UINT64_MAX: never */
 
@@ -35,7 +35,7 @@ struct sn_engine {
     int trust;                      /* more than 0: threads that poll are trusted to do it */
     uint32_t taken;                 /* light pieces of work so far */
     uint32_t probe_at, probe_every; /* without trust: the piece that is left to pollers next, and the interval */
-    uint32_t looks;                 /* at the pipeline, without trust */
+    uint32_t looks;                 /* without trust: how often a thread has looked at the pipeline */
 };
 
 /* realtime: ask for a real-time priority, so that busy programs do not make the model late. */

@@ -133,8 +133,8 @@ struct write {
     bool is_put, is_word;
     struct sn_span dst, src; /* src: set for puts and words, and for any write within one process */
     struct write *run;       /* contiguous puts form a run: its write with the lowest address */
-    uint64_t run_bytes;      /* in the first write of a run: bytes of all its writes */
-    bool run_is_queued;      /* in the first write of a run */
+    uint64_t run_bytes;      /* first write of a run: bytes of all writes of the run */
+    bool run_is_queued;      /* first write of a run: the run is queued */
 };
 
 /* Requests that begin together: first writes, in their order except for puts that overtake; then atomics. */

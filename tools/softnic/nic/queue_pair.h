@@ -16,7 +16,7 @@ enum {
     SN_MAX_INLINE = 1024,
     SN_MAX_QP_WR = 16384,
     SN_MAX_RD_ATOMIC = 128,
-    SN_GRH_BYTES = 40, /* of the header that precedes the data of a received datagram */
+    SN_GRH_BYTES = 40, /* bytes of the header that precedes the data of a received datagram */
 };
 
 /* The route of a datagram: the content of an address handle (datagram.h). */
@@ -26,16 +26,16 @@ struct sn_route {
     uint32_t class_label; /* traffic class << 20 | flow label */
 };
 
-/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. What every request uses
- * is on two cache lines: with many queue pairs none of it is in a cache. */
+/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. The fields that every request uses are
+ * on two cache lines, because with many queue pairs none of them is in a cache. */
 struct sn_wqe {
-    /* in the pipeline (pipeline.h) */
+    /* while it is in the pipeline (pipeline.h) */
     struct sn_queued_copy queued_copy;
     int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
     uint32_t stores; /* an atomic: number of writes of its batch that must be done first (atomic_batch.h) */
 
     uint64_t retry_until; /* when to give up an unreachable target; valid while `retrying` */
-    /* what was posted */
+    /* the posted request */
     uint64_t wr_id;
     uint64_t length;
     uint64_t raddr;
@@ -59,14 +59,14 @@ struct sn_wqe {
     uint32_t dest_qpn, dest_dev; /* connected: the queue pair's; UD, SRD: the request's own */
 
     /* the model (model.h) */
-    uint64_t due_exec, due_done; /* not executed, and not completed, before these times; 0: at once */
+    uint64_t due_exec, due_done; /* it is not executed, or completed, before these times; 0: at once */
     uint32_t num_sge;
     uint32_t status; /* the outcome: enum ibv_wc_status */
     /* while it is executed */
     uint32_t rnr_left; /* tries left of rnr_retry; UINT32_MAX: not yet counted */
     bool lost;         /* the model loses it more often than it may be retried */
     bool copying;      /* an asynchronous copy is under way */
-    bool copied;       /* in the pipeline: done except for a receive; or an earlier request's copy includes its bytes */
+    bool copied; /* in the pipeline: only a receive is missing; or the copy of an earlier request includes its bytes */
     bool retrying;
     uint8_t *bounce; /* the bytes of a read that is not due yet */
     union {
@@ -79,7 +79,7 @@ static_assert(offsetof(struct sn_wqe, wr_id) == SN_LINE && offsetof(struct sn_wq
                   offsetof(struct sn_wqe, sge) + sizeof(struct sn_sge) == 3 * SN_LINE,
               "a request with one buffer uses two cache lines");
 
-/* What every request uses comes first, on three cache lines; ibv_post_send() reads ex.qp_base.context. */
+/* The fields that every request uses come first, on three cache lines; ibv_post_send() reads ex.qp_base.context. */
 struct sn_qp {
     struct sn_ctx *ctx;
     struct sn_qp_shm *shm;
@@ -94,20 +94,20 @@ struct sn_qp {
     uint32_t sq_start;           /* position of the first entry: where the queue was last empty */
     uint8_t *sq;
     uint16_t *turn;      /* SRD: [position] index of its entry; NULL: the position itself is the index */
-    uint32_t exec, done; /* positions: next to execute, next to complete; the runner's */
+    uint32_t exec, done; /* positions of the runner: next to execute, next to complete */
     uint32_t tail;       /* position: next to post */
     uint32_t freed;      /* positions below are free again: their completions were polled */
     uint32_t seen;       /* SRD: the order of execution is planned for positions below this */
     uint32_t reads_open; /* reads and atomics that have begun and are not completed */
     uint32_t runs; /* odd while a request is being executed; ibv_dereg_mr waits until it is even or has advanced */
-    uint32_t in_pipeline;   /* the runner's: requests from exec on that are in the pipeline */
+    uint32_t in_pipeline;   /* of the runner: how many requests from exec on are in the pipeline */
     struct sn_batch *batch; /* atomics in the pipeline; NULL: there were none yet */
-    uint64_t entry;         /* what sn_responder_enter returned, while a copy is under way */
+    uint64_t entry;         /* result of sn_responder_enter, while a copy runs */
     bool extended;          /* made for ibv_wr_* */
     bool sig_all;
     /* execution; protected by the mutex */
     bool running; /* a runner is at work: only it touches exec, done, copy and the requests [done, tail) */
-    bool queued;  /* in the engine's heap */
+    bool queued;  /* it is in the engine's heap */
     bool closing;
     bool drain_due; /* report when the send queue has drained */
     bool flush_due; /* a request has failed; when it is completed, the receives are flushed */
@@ -116,24 +116,24 @@ struct sn_qp {
     struct ibv_qp_ex ex; /* programs hold a pointer to its qp_base */
 
     struct sn_qp *next, **prev; /* ctx->qp_list */
-    struct ibv_qp_attr attr;    /* what modify_qp set */
+    struct ibv_qp_attr attr;    /* the attributes that modify_qp set */
     uint32_t async_events;      /* delivered; destroy waits until they are acknowledged */
     uint32_t wr_at;             /* ibv_wr_*, under the mutex: the next position, between wr_start and wr_complete */
     int wr_error;               /* ibv_wr_*: the first error */
-    uint32_t heap_at;           /* this and what follows: as running */
+    uint32_t heap_at;           /* protected like `running`, as is what follows */
     uint64_t wake_at;
-    uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
+    uint64_t last_exec_due, last_done_due, last_read_due; /* used by the model, under the mutex */
 
-    /* the runner's: copies that take time, of the request at exec and of the one at done */
+    /* used by the runner: copies that take time, for the request at exec and for the one at done */
     struct sn_copy copy;
-    struct sn_atomic atomic;      /* the same, if that is an atomic */
+    struct sn_atomic atomic;      /* the same for an atomic */
     uint8_t header[SN_GRH_BYTES]; /* UD: part of copy */
     struct sn_copy result;        /* copy of a result, for the request at done; `copy` may run at the same time */
 
-    /* the runner's: the pipeline (pipeline.h) */
-    uint32_t pipeline_begun; /* since it was empty */
-    uint32_t receives_due;   /* receives that those in it will take */
-    uint64_t pipeline_bytes; /* of the writes in it */
+    /* used by the runner: the pipeline (pipeline.h) */
+    uint32_t pipeline_begun; /* requests that have entered it since it was empty */
+    uint32_t receives_due;   /* receives that the requests in it will take */
+    uint64_t pipeline_bytes; /* bytes of the writes in it */
     struct sn_copy_queue queue;
     /* the initiators that were executing when a window was invalidated (window.c) */
     uint64_t window_users[SN_MAX_INITIATORS];

@@ -31,8 +31,9 @@ void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry);
  * up? */
 bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w);
 
-/* Look up a span of one process's registered memory. qpn: of the target queue pair, which may have memory windows; 0:
- * for the process itself. Return false: no such key, wrong owner or domain, out of bounds, or a missing right. */
+/* Look up a span of one process's registered memory. qpn: number of the target queue pair, which may have memory
+ * windows; 0: for the process itself. Return false: no such key, wrong owner or domain, out of bounds, or a missing
+ * right. */
 bool sn_responder_span(uint32_t key, uint32_t proc, uint32_t pd, uint64_t addr, uint64_t length, uint32_t rights,
                        uint32_t qpn, struct sn_span *span);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scalable reliable datagrams, as AWS's EFA has them: every request names its target and is delivered once, in no
- * order. This file has the differences from RC (run.c, execute.c). Real networks reorder now and then; here it happens
- * on purpose and all the time, so that a program that relies on an order fails soon. */
+ * order. This file has the differences from RC (run.c, execute.c). Real networks reorder sometimes. Here requests are
+ * always reordered, deliberately, so that a program that relies on an order fails soon. */
 #ifndef SOFTNIC_SRD_H
 #define SOFTNIC_SRD_H
 

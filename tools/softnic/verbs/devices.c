@@ -99,7 +99,7 @@ __be64 ibv_get_device_guid(struct ibv_device *device)
 
 /* What an opened device's command descriptor holds: enough to find the device again. */
 struct command_file {
-    uint64_t nonce; /* of this process */
+    uint64_t nonce; /* that of this process */
     struct sn_ctx *ctx;
 };
 

@@ -14,7 +14,7 @@ struct sn_device {
     struct ibv_device ibv;
     /* mlx5dv and efadv look for their own data after struct ibv_device: they must find zeroes */
     uint8_t tail_room[1024];
-    uint32_t index; /* in the world */
+    uint32_t index; /* index in the world */
 };
 
 struct sn_td {
@@ -25,7 +25,7 @@ struct sn_td {
 struct sn_pd {
     struct ibv_pd ibv;    /* first: programs hold a pointer to it */
     uint32_t users;       /* objects that were made with it */
-    struct sn_pd *parent; /* for a parent domain: the protection domain that it stands for */
+    struct sn_pd *parent; /* a parent domain has the protection domain that it stands for */
     struct sn_td *td;
 };
 

@@ -56,7 +56,7 @@ struct sn_slots {
 
 enum sn_fence_meaning { SN_FENCE_SPEC = 0, SN_FENCE_STRICT = 1 };
 
-/* What is modelled. All zero: the model is off, and requests execute as fast as the machine can. */
+/* Settings of the timing model. All zero: the model is off, and requests execute as fast as the machine can. */
 struct sn_config {
     uint64_t rate_bps;         /* rate of each direction of each cable, at the start; 0: unlimited */
     uint64_t latency_ns;       /* one way, of each cable, at the start */
@@ -72,7 +72,7 @@ struct sn_config {
     uint32_t cables_differ; /* some cable has, or has had, a rate, a latency or losses of its own */
     uint32_t copier;        /* a process of the NIC's own copies device memory (copier.h) */
     uint32_t efa;           /* the devices are AWS's EFA: SRD queue pairs, no RC */
-    uint32_t odd_empty;     /* on purpose wrong: an empty write with immediate reports a byte */
+    uint32_t odd_empty;     /* deliberately wrong: an empty write with immediate reports one byte */
     uint32_t atomic_cap;    /* enum ibv_atomic_cap that devices report */
 };
 static_assert(sizeof(struct sn_config) == 96, "shared layout");
@@ -101,7 +101,7 @@ struct sn_dev {
     uint32_t loss_ppb;         /* losses among 10^9 messages and acknowledgements; set at run time */
     struct sn_lock clock_lock; /* protects the three clocks */
     uint64_t nic_free_at, tx_free_at, rx_free_at;
-    uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
+    uint64_t rate_bps, latency_ns; /* like those of sn_config; they can be set at run time */
     struct sn_counters counters;
     uint32_t efa;        /* as in sn_config */
     uint32_t dead;       /* sn_device_kill() */
@@ -137,7 +137,7 @@ struct sn_ctx_shm {
     struct sn_lock lock;
     uint32_t head, tail; /* of events */
     uint32_t wake_id;    /* names the socket: wake.h */
-    uint32_t lost;       /* events that found the ring full */
+    uint32_t lost;       /* number of events that found the ring full */
     struct sn_async events[SN_ASYNC_EVENTS];
 };
 static_assert(sizeof(struct sn_ctx_shm) == 32 + 8 * SN_ASYNC_EVENTS, "shared layout");
@@ -152,7 +152,7 @@ struct sn_cqe {
     uint32_t src_qp;
     uint32_t wc_flags;
     uint32_t vendor_err;
-    uint32_t queue_upto; /* send queue position that this completion frees up to */
+    uint32_t queue_upto; /* this completion frees the send queue up to this position */
     uint32_t is_recv;
     uint64_t time_ns;
     uint32_t src_dev; /* for a receive: the sender's device */
@@ -173,7 +173,7 @@ struct sn_cq_shm {
     uint32_t head;    /* written by the owner's consumers */
     uint32_t wake_id; /* completion channel's socket; 0: none */
     uint32_t armed;   /* enum sn_cq_arm */
-    uint32_t events;  /* raised, not yet taken by ibv_get_cq_event */
+    uint32_t events;  /* events that were raised and not taken by ibv_get_cq_event yet */
     uint32_t overrun;
     uint8_t pad[12];
 };
@@ -252,7 +252,7 @@ struct sn_mr_shm {
     uint32_t key; /* index << 16 | generation; 0: not valid */
     uint32_t generation;
     uint32_t pd;
-    uint64_t iova; /* the address that requests name */
+    uint64_t iova; /* the address that requests use */
     uint64_t length;
     uint64_t addr; /* its address in the owner: addr + (requested - iova) */
     uint32_t access;
@@ -305,7 +305,7 @@ struct sn_agent_shm {
     uint32_t epoch; /* odd: an agent is at work. Another number: another agent */
     uint32_t bell;  /* futex: counts posted jobs */
     uint32_t asleep;
-    uint32_t beat; /* advances while the agent does */
+    uint32_t beat; /* advances while the agent makes progress */
     uint32_t tail; /* of order */
     uint8_t pad[44];
     uint64_t words[SN_AGENT_SLOTS]; /* initiator's pid << 32 | serial << 8 | enum sn_agent_state */
@@ -315,12 +315,13 @@ struct sn_agent_shm {
 };
 static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_agent_shm) % 64 == 0, "shared layout");
 
-/* The process that copies device memory for all: copier.h. */
+/* The process that copies device memory for all processes: copier.h. */
 struct sn_copier_shm {
     uint32_t proc; /* process index + 1; 0: there is no copier */
-    uint32_t bell; /* futex: counts changes that the copier should look at */
-    /* Indexed by process. wanted: the generation of the process if it wants an agent, else 0; serves: likewise, if it
-     * has an agent. They are not stored with the agents, so that reading all of them touches no other pages. */
+    uint32_t bell; /* futex: counts changes that the copier must read */
+    /* Indexed by process. wanted: the generation of the process if it wants an agent, else 0. serves: the generation if
+     * it has an agent, else 0. They are not stored with the agents, so that reading all of them touches no other
+     * pages. */
     uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
 };
 static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");
@@ -360,9 +361,9 @@ struct sn_world {
     struct sn_qp_shm qps[SN_MAX_QPS] __attribute__((aligned(4096)));
     struct sn_srq_shm srqs[SN_MAX_SRQS] __attribute__((aligned(4096)));
     struct sn_mr_shm mrs[SN_MAX_MRS] __attribute__((aligned(4096)));
-    /* by opened device; unused ones take no pages */
+    /* [opened device]; unused ones take no pages */
     struct sn_agent_shm agents[SN_MAX_CTXS] __attribute__((aligned(4096)));
-    /* by process; unused ones take no pages */
+    /* [process]; unused ones take no pages */
     struct sn_agent_shm copiers[SN_MAX_PROCS] __attribute__((aligned(4096)));
 };
 
@@ -387,8 +388,8 @@ void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps);
 void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns);
 void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
 
-/* Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it. Return 0,
- * -EEXIST (another process was faster: open it), -ENOSPC, or another -errno. */
+/* Create the complete file, or none, and map it. ephemeral: the last process to detach unlinks it. Return 0, -EEXIST
+ * (another process was faster: open it), -ENOSPC, or another -errno. */
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
 
 /* Map an existing world. All processes that map it can name each other's memory, so it must belong to this user, and no
@@ -400,11 +401,11 @@ int sn_world_open(const char *path, struct sn_world **out);
 /* The reason, in words, why sn_world_open of this thread has just returned r. */
 const char *sn_world_error(int r);
 
-/* Remove the file, unless its path names another file by now. A process that opened it before finds `dead` and starts
- * over. The caller holds proc_lock: only then has nobody removed it and made another. Return whether it was removed. */
+/* Remove the file, unless its path names another file now. A process that opened it before finds `dead` and starts
+ * over. The caller holds proc_lock, so that nobody else removes it and makes another. Return whether it was removed. */
 bool sn_world_remove_locked(struct sn_world *world, const char *path);
 
-/* Unmap; the file stays. NULL does nothing. */
+/* Unmap the world; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
 
 /* Path of the world this process should use: SOFTNIC_WORLD, or /dev/shm/softnic.<uid>.v<version>, so that builds of two
