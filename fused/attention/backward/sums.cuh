@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dq: the parts that this rank's keys add go to the owners of the queries. Each owner adds up the parts of all ranks,
- * in the order of the ring, and rounds once.
+ * in the order of the ring, and rounds once. Parts travel in block floating point (core/block_float.cuh), since in bf16
+ * their errors would add up to more than that of the last rounding.
  *
  * A sum is 64 queries of a head, in two halves of half the columns each. A half has the layout in which 128 threads
  * hold the accumulators of a product: vector i of thread t, of four elements, is number 128 i + t. */
@@ -10,6 +11,7 @@
 #include "fused/attention/backward/cta.cuh"
 #include "fused/attention/far.cuh"
 #include "fused/attention/softmax.cuh"
+#include "fused/core/block_float.cuh"
 
 /* Sums of one rank's queries. */
 PRS_DEVICE uint32_t sums_of_rank(const struct prs_attention_schedule *s, uint32_t pairs)
@@ -76,10 +78,9 @@ template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args
     to += ((uint64_t)slot * all + number) * elements;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x % 32 * 8; i < elements; i += 32 * 8) {
-        float v[8];
-        *(float4 *)v = *(const float4 *)(from + i);
-        *(float4 *)(v + 4) = *(const float4 *)(from + i + 4);
-        *(uint4 *)(to + i) = pack_vector<E::type>(v);
+        float4 a = *(const float4 *)(from + i), b = *(const float4 *)(from + i + 4);
+        uint2 first = pack_block({a.x, a.y, a.z, a.w}), second = pack_block({b.x, b.y, b.z, b.w});
+        *(uint4 *)(to + i) = make_uint4(first.x, first.y, second.x, second.y);
     }
     if (threadIdx.x % 32 == 0)
         x->turns[(uint64_t)order * all + number] = 0;
@@ -170,11 +171,8 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
                                s->place.rank, segment, block))
             continue;
 #pragma unroll
-        for (uint32_t i = 0; i < count; i += 4) {
-            uint2 v = *(const uint2 *)(part + i * 128);
-            sum[i] += out::low(v.x), sum[i + 1] += out::high(v.x);
-            sum[i + 2] += out::low(v.y), sum[i + 3] += out::high(v.y);
-        }
+        for (uint32_t i = 0; i < count; i += 4)
+            add_block_float(sum + i, *(const uint2 *)(part + i * 128));
     }
     typename out::bits *to =
         (typename out::bits *)args.dq + pair / s->heads_q * x->batch + pair % s->heads_q * x->head +
