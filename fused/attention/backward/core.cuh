@@ -207,10 +207,11 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     wgmma_commit();
 }
 
-/* Gives this warpgroup's columns of dq to the thread that adds them to the sums. */
-template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x)
+/* Gives this warpgroup's columns of dq of block number `step` to the thread that adds them to the sums. */
+template <class E>
+PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x, uint32_t step)
 {
-    uint32_t buffer = x->step % E::adds, phase = x->step / E::adds & 1;
+    uint32_t buffer = step % E::adds, phase = step / E::adds & 1;
     uint32_t to =
         smem_address(m.base) + E::at_sums + (buffer * E::warpgroups + x->half) * E::sum_bytes + threadIdx.x % 128 * 16;
     mbarrier_wait(&m.sum_empty[buffer], phase ^ 1);
@@ -231,16 +232,16 @@ template <class E>
 PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct prs_attention_task &t, struct backward_state<E> *x)
 {
-    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base);
+    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base), step;
     wgmma_wait<1>(); /* the scores */
     registers_pin(x->s);
     form_probabilities<E>(args, m, x);
     bool more;
     if constexpr (E::striped) {
-        struct prs_attention_step step = read_step(m, stage);
-        mask_step_probabilities<E>(args, t, step, x);
+        struct prs_attention_step block = read_step(m, stage);
+        mask_step_probabilities<E>(args, t, block, x);
         registers_pin(x->s);
-        more = (step.flags & PRS_STEP_LAST) == 0;
+        more = (block.flags & PRS_STEP_LAST) == 0;
     } else {
         mask_probabilities<E>(args, t, x);
         registers_pin(x->s);
@@ -263,17 +264,18 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     wgmma_wait<1>(); /* dk */
     registers_pin(x->query);
     barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
+    step = x->step++; /* before the branch: else products of striped attention are serialised (C7515) */
     if (!more && threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
         for (int half = 0; half < E::warpgroups; half++)
             mbarrier_arrive(&m.q_empty[half]);
-    give_queries<E>(m, x);
-    x->step++;
+    give_queries<E>(m, x, step);
     /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
     wgmma_wait<0>();
     release_stage<E>(m, stage);
-    if (more)
-        issue_block<E>(m, x);
-    return more;
+    if (!more)
+        return false;
+    issue_block<E>(m, x);
+    return true;
 }
 
 /* Writes a result of a task from registers. first: row of this warp's first row in the segment. */
