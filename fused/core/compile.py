@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile kernels, and refuse what nvcc makes of a wrong mixture of addresses.
 
-    compile.py OUTPUT.o NVCC [ARGUMENT ...]        or    compile.py --check FILE.ptx
+    compile.py [--strict] OUTPUT.o NVCC [ARGUMENT ...]        or    compile.py --check FILE.ptx
 
 A kernel's parameters are in an address space of their own. nvcc takes an address that may be that of a parameter or of
 other memory, as in `a ? *(volatile int *)pointer : args.number`, for one of global memory and does not convert it:
 every such load faults. No emulator of a GPU can see this, so the PTX is searched for it.
+
+--strict (-Dwerror=true) also refuses kernels whose products ptxas serialises: they are right, but some 1.5 times as
+slow, and ptxas only mentions it. Another version of ptxas may do it elsewhere, so it is no error for users.
 
 Where ccache is installed, what was compiled before is taken from there, as Meson does for C.
 """
@@ -60,17 +63,27 @@ def check(path):
     return 1 if found else 0
 
 
+def serialised(text):
+    """The kernels of which ptxas says so."""
+    return sorted(set(re.findall(r"wgmma\.mma_async instructions are serialized .*function '([^']+)'", text)))
+
+
+def run(command, **settings):
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
+
+
 def compiled(nvcc, arguments):
     """Runs nvcc; an object is kept only if its PTX is right."""
     if "-c" not in arguments:  # ccache asks for the preprocessed source
-        return subprocess.run([nvcc, *arguments], check=False).returncode
+        return run([nvcc, *arguments])
     output = pathlib.Path(arguments[arguments.index("-o") + 1])
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
-        done = subprocess.run([nvcc, *arguments, "--keep", "--keep-dir", folder], check=False)
-        status = done.returncode or max((check(ptx) for ptx in pathlib.Path(folder).glob("*.ptx")), default=1)
-    if status:
+        done = run([nvcc, *arguments, "--keep", "--keep-dir", folder])
+        if done.returncode == 0:
+            done.returncode = max((check(ptx) for ptx in pathlib.Path(folder).glob("*.ptx")), default=1)
+    if done.returncode:
         output.unlink(missing_ok=True)
-    return status
+    return done
 
 
 def cached(ccache, nvcc, arguments):
@@ -79,19 +92,31 @@ def cached(ccache, nvcc, arguments):
     identity = f"{real} {real.stat().st_mtime_ns} {hashlib.sha256(script.read_bytes()).hexdigest()}"
     settings = {"CCACHE_COMPILERTYPE": "nvcc", "CCACHE_COMPILERCHECK": f"string:{identity}",
                 "CCACHE_BASEDIR": str(script.parents[2]), "CCACHE_NOHASHDIR": "1", INSIDE: nvcc}
-    return subprocess.run([ccache, str(script), *arguments], env={**os.environ, **settings}, check=False).returncode
+    return run([ccache, str(script), *arguments], env={**os.environ, **settings})
 
 
 def main():
     if nvcc := os.environ.get(INSIDE):
-        return compiled(nvcc, sys.argv[1:])
+        done = compiled(nvcc, sys.argv[1:])
+        sys.stderr.write(done.stderr)
+        return done.returncode
     if sys.argv[1] == "--check":
         return check(pathlib.Path(sys.argv[2]))
-    output, nvcc, arguments = sys.argv[1], sys.argv[2], sys.argv[3:]
+    strict = sys.argv[1] == "--strict"
+    output, nvcc, *arguments = sys.argv[2 if strict else 1:]
     arguments += ["-o", output]
     ccache = shutil.which("ccache")
     usable = ccache and os.access(__file__, os.X_OK)
-    return cached(ccache, nvcc, arguments) if usable else compiled(nvcc, arguments)
+    done = cached(ccache, nvcc, arguments) if usable else compiled(nvcc, arguments)
+    sys.stderr.write(done.stderr)
+    slow = serialised(done.stderr)
+    for kernel in slow if strict else ():
+        print(f"{output}: ptxas serialises the products of {kernel}: look for what touches accumulators between their "
+              "issue and their wait", file=sys.stderr)
+    if strict and slow and done.returncode == 0:
+        pathlib.Path(output).unlink(missing_ok=True)
+        return 1
+    return done.returncode
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """compile.py COMPILE: fused/core/compile.py refuses PTX that loads from an address that may be that of a kernel's
-parameter, names the place, and takes what does not."""
+parameter, names the place, and takes what does not. With --strict it refuses kernels whose products are serialised."""
 import pathlib
 import subprocess
 import sys
@@ -42,8 +42,34 @@ def checked(program, body):
                               check=False)
 
 
+# Stands for nvcc: makes an object, and PTX in the last argument's folder, and says what ptxas 13.0 does.
+NVCC = """#!/bin/sh
+for last; do :; done
+: >kernels.o
+: >"$last/kernels.ptx"
+echo "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma \
+instructions defining accumulator registers of a wgmma in the function '_Z6kernelv'" >&2
+"""
+
+
+def compiled(program, *options):
+    """A run, and whether it kept the object."""
+    with tempfile.TemporaryDirectory() as folder:
+        nvcc = pathlib.Path(folder, "nvcc")
+        nvcc.write_text(NVCC)
+        nvcc.chmod(0o755)
+        done = subprocess.run([sys.executable, program, *options, "kernels.o", nvcc, "-c", "kernels.cu"], cwd=folder,
+                              env={"PATH": folder}, capture_output=True, text=True, check=False)  # no ccache
+        return done, pathlib.Path(folder, "kernels.o").exists()
+
+
 def main():
-    program = pathlib.Path(sys.argv[1])
+    program = pathlib.Path(sys.argv[1]).resolve()
+    strict, kept = compiled(program, "--strict")
+    assert strict.returncode == 1 and not kept, strict
+    assert "kernels.o: ptxas serialises the products of _Z6kernelv" in strict.stderr, strict
+    usual, kept = compiled(program)
+    assert usual.returncode == 0 and kept and "C7515" in usual.stderr, usual
     wrong, right = checked(program, WRONG), checked(program, RIGHT)
     assert wrong.returncode == 1 and "launch.cuh:31: ld.volatile.u32" in wrong.stderr, wrong
     assert right.returncode == 0 and not right.stderr, right
