@@ -63,12 +63,11 @@ UNSEEN = {
     ("backward/engine.cuh", "__syncwarp();"): (1, "as in the forward engine"),
     ("backward/load.cuh", "__syncwarp(); /* as in load_tiles(): no lane may look a phase late */"):
         (2, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
-    ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine "
-                           "write */"):
+    ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets TMA write */"):
         (1, "that a copy writes over what others have read is not checked"),
     ("moe/dispatch.cuh", "__syncwarp();"): (2, "each lane waits for the row itself; a later __syncwarp comes before "
                                                "other lanes use the barrier"),
-    ("moe/dispatch.cuh", "fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */"):
+    ("moe/dispatch.cuh", "fence_async_global(); /* the flags were read by ordinary loads, TMA writes */"):
         (1, "that a copy writes over what others have read is not checked"),
     ("moe/engine.cuh", "__syncwarp();"): (2, "each lane waits for its unit itself; nothing of a skipped stage is read"),
     ("moe/engine.cuh", "__syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */"):
