@@ -3,14 +3,14 @@
 
 #include "fused/attention/tensors.h"
 
-/* The pairs that one copy moves: as many as one 2D copy can (rows of equal length at equal distance). */
+/* The pairs that one 2D copy moves: rows of equal length at equal distance. */
 struct run {
-    uint64_t begin; /* offset in the tensor; this and the next two are bytes */
-    uint64_t pitch, bytes;
+    uint64_t begin;        /* offset in the tensor, in bytes */
+    uint64_t pitch, bytes; /* of a row of the copy; in bytes */
     uint32_t rows, pairs;
 };
 
-/* The run that begins at `pair` and ends at `end` at the latest. row_bytes: of a row of a head. */
+/* The longest run from `pair` on, up to `end`. row_bytes: of one position of one head. */
 static struct run run_at(const struct prs_attention_args *a, uint32_t row_bytes, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
@@ -22,7 +22,7 @@ static struct run run_at(const struct prs_attention_args *a, uint32_t row_bytes,
         run.pairs = left / heads * heads;
         run.pitch = run.bytes = run.pairs * rows * row_bytes;
         run.rows = 1;
-    } else { /* heads of one batch: a row is what they have at one position */
+    } else { /* heads of one batch entry: a row has them at one position */
         run.begin = (pair / heads * rows * heads + head) * row_bytes;
         run.pitch = (uint64_t)heads * row_bytes;
         run.pairs = left < heads - head ? left : heads - head;
@@ -32,7 +32,7 @@ static struct run run_at(const struct prs_attention_args *a, uint32_t row_bytes,
     return run;
 }
 
-/* The pairs from `pair` up to `end` of keys or values, to the rank `distance` places before this one. */
+/* Sends the keys or values of the pairs from `pair` up to `end` to the rank `distance` places before this one. */
 static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_shape *shape,
                       const struct prs_attention_args *a, const uint8_t *from, uint32_t distance, uint32_t kind,
                       uint32_t pair, uint32_t end)
@@ -51,9 +51,8 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_shap
 
 /* The rank before this one reads this slice first, so it gets it first. All ranks get the whole slice, also the half
  * that a causal rank never reads. So all ranks send the same amount to each rank, and no two of them send to the same
- * rank at the same time. Sending less would not help, because the rank that sends most sets the time. When ranks sent
- * only what was needed, their copies met those of that rank, and it took 787 to 838 us instead of 690 (4 x H200, 8192
- * keys). */
+ * rank at the same time. When ranks sent only what was needed, it took 787 to 838 us instead of 690 (4 x H200, 8192
+ * keys, causal): the rank that sends most sets the time, and copies of other ranks got in its way. */
 int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_attention_shape *shape,
                                  const struct prs_attention_args *a, const void *k, const void *v)
 {

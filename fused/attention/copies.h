@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copy engines send ring attention's keys and values: group by group, to one rank after the other, in the layout of the
- * caller's tensors (schedule.h, "by copy engines"). */
+/* Ring attention whose keys and values copy engines send: group by group, to one rank after the other, in the layout of
+ * the caller's tensors (schedule.h, "by copy engines"). */
 #ifndef PERSEUS_FUSED_ATTENTION_COPIES_H
 #define PERSEUS_FUSED_ATTENTION_COPIES_H
 

@@ -140,7 +140,7 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
 
 /* ---- claimed pieces ----
  * A piece is claimed only when the loads of the previous one have been issued: so pieces go to the CTAs that are first
- * free, as deal.h expects. Its index, or one that does not exist, goes to all roles through two slots. */
+ * free, as deal.h expects. Its index goes to all roles through two slots. An index beyond the last piece ends them. */
 PRS_DEVICE uint32_t claim_piece(const struct prs_attention_args &args)
 {
     return atomicAdd(&args.claims->pieces, 1u);
@@ -173,8 +173,8 @@ PRS_DEVICE uint32_t take_piece(const struct attention_memory &m, uint32_t turn)
 }
 
 /* ---- steps of striped attention ----
- * The loader knows the walk. It leaves what consumers need of a block in the block's stage, before it expects the keys;
- * they read it after these have come, and before they release the stage. */
+ * The loader knows the walk. With each stage of keys it leaves what consumers need to know of the block, before it
+ * expects the keys. They read it when the keys have come, and before they release the stage. */
 PRS_DEVICE void pass_step(const struct attention_memory &m, uint32_t stage, const struct prs_attention_step &step)
 {
     volatile struct prs_attention_step *to = &m.steps[stage];

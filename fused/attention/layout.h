@@ -10,16 +10,16 @@
 #include "fused/core/sync.h"
 
 enum {
-    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room for two stages of 176 keys */
+    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger ones leave no room for two stages of 176 keys */
     PRS_ATTENTION_PUSH_SLOTS = 2,
-    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; they share the fence before its count */
+    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; the count after them needs one fence */
     PRS_ATTENTION_STAGES = 2,      /* of keys, and the same number of values */
-    PRS_ATTENTION_PIECE_SLOTS = 2, /* claimed pieces that a CTA knows */
+    PRS_ATTENTION_PIECE_SLOTS = 2, /* claimed pieces of tasks that a CTA holds at a time */
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
-/* How many positions of one head make a piece: a power of two, so that slabs are multiples of messages. row_bytes:
- * bytes of one position of one head, in the wider of the two tensors. */
+/* Positions of one head in a piece of a message: a power of two, so that a slab is a whole number of messages.
+ * row_bytes: bytes of one position of one head, in the wider of the two tensors. */
 PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
 {
     uint32_t rows = PRS_ATTENTION_PUSH_BYTES / 128;
@@ -28,7 +28,7 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
     return rows;
 }
 
-/* Bytes of staging memory that have a slice's rows; row_bytes: of one position of one head. */
+/* Bytes of staging memory for keys and values, or for the stream; row_bytes: of one position of one head. */
 PRS_SHARED uint64_t prs_attention_staged_bytes(const struct prs_attention_schedule *s, uint32_t row_bytes)
 {
     return ((uint64_t)prs_attention_stages(s) * s->room_rows * row_bytes + 1023) / 1024 * 1024;
@@ -38,22 +38,22 @@ PRS_SHARED uint64_t prs_attention_staged_bytes(const struct prs_attention_schedu
 #define PRS_ATTENTION_POOL_STAGING "attention: what other ranks send"
 #define PRS_ATTENTION_POOL_SWITCH  "attention: plan_switch.h"
 
-/* How the copy engine sees a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim]: always
- * as five dimensions (the columns of 128 bytes, positions of a segment, the other columns, .., ..), of which the last
- * two are head and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment
- * are then beyond the tensor: they read as zero. */
+/* Strides of a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim]. For TMA it has five
+ * dimensions: the columns in 128 bytes; the positions of a segment; the parts of 128 bytes of a row; then head and
+ * batch * segments, or with heads first segment and batch * heads. So rows beyond a segment are beyond the tensor, and
+ * TMA reads them as zeros. */
 struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };
 
-/* What the loader tells the consumers about a block, together with its keys. Striped attention only. */
+/* What the loader leaves for the consumers with the keys of a block. Striped attention only. */
 struct prs_attention_step {
     uint32_t position; /* of its first row */
     uint32_t flags;    /* enum prs_attention_step_flags */
 };
 enum prs_attention_step_flags {
     PRS_STEP_LAST = 1,  /* of the task */
-    PRS_STEP_MASKED = 2 /* some row does not meet some row of the block */
+    PRS_STEP_MASKED = 2 /* not every row of the task meets every row of the block */
 };
 
 /* Counters by which the CTAs of a rank claim work. Zero between launches, except `before`. */
@@ -87,7 +87,7 @@ struct prs_attention_args {
     /* Neighbour 0 is this rank (geometry.h). */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     /* [p]: arrival counters at neighbour p, in two banks of arrival_words, zero between launches. If copy engines move
-     * the data: flags. */
+     * the data, flags instead. */
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
     uint32_t *credits[PRS_MAX_LOCAL_RANKS]; /* [p]: credits given to neighbour p */
     struct prs_attention_claims *claims;
@@ -106,12 +106,12 @@ struct prs_attention_args {
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
     uint32_t row_bytes;      /* bytes of one position of one head, of the wider tensor */
-    uint32_t planes;         /* size of a copied tensor in the last dimension; 0: CTAs push the data */
+    uint32_t planes;         /* size of a copied tensor in TMA's last dimension; 0: CTAs push the data */
     uint32_t pieces_count, arrival_words, push_gap;
     /* Striped attention only. */
     struct prs_attention_stripes stripes;
-    float cap, cap_inner; /* a score x, before its scale, becomes cap * tanh(x * cap_inner / 2), in log2; 0: it stays */
-    const float *sinks;   /* [heads_q], or NULL */
+    float cap, cap_inner;        /* a score x, not scaled, becomes cap * tanh(x * cap_inner / 2), in log2; 0: no cap */
+    const float *sinks;          /* [heads_q], or NULL */
     CUtensorMap received_values; /* staging memory, where values have another width than keys */
 };
 

@@ -5,7 +5,7 @@
 
 #include "fused/attention/cta.cuh"
 
-/* ---- walks: of a task whose pieces the host has cut, or of a striped one, which begins here ---- */
+/* ---- walks; the walk of a striped task begins here, another one as its piece says ---- */
 PRS_DEVICE void begin_walk(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
                            uint32_t heads, struct prs_attention_walk *w)
 {
@@ -47,7 +47,7 @@ template <> struct walk_of<true> {
     typedef struct prs_stripe_walk type;
 };
 
-/* Tells the consumers about the block that is loaded next. One thread calls it. */
+/* Leaves for the consumers what they need to know of the block that is loaded next. One thread calls it. */
 PRS_DEVICE void tell_step(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t stage,
                           struct prs_stripe_walk w)
 {
@@ -141,8 +141,8 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* as above */
 }
 
-/* Loads `rows` rows of a head to a stage. A width that is no multiple of a stage row is several boxes, of which the
- * last one ends beyond the tensor. */
+/* Loads `rows` rows of a head to a stage. If the width is no multiple of a stage row, this takes several boxes, and the
+ * last one reaches beyond the tensor. */
 template <int WIDTH>
 PRS_DEVICE void load_rows(uint8_t *to, const CUtensorMap *map, uint64_t *full, uint32_t rows, int32_t row,
                           const struct attention_coordinate &at)

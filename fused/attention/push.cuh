@@ -121,8 +121,8 @@ PRS_DEVICE uint64_t place_of_row(const struct prs_attention_args &args, uint32_t
     return staging_place(args, stage, 0) + row * E::value_bytes;
 }
 
-/* The number of the message's last row, plus one. The terms that travel with a counterpart's queries count as one more
- * piece. */
+/* How far send_message() counts rows: to the message's end; or to one row in another piece, which stands for the terms
+ * that travel with a counterpart's queries. */
 template <class E> PRS_DEVICE uint32_t end_of(const struct prs_attention_message &x)
 {
     if (E::terms && x.way != 0 && x.kind == PRS_KEYS)
@@ -274,7 +274,7 @@ template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &a
         if (!find_message<E>(args, i, &x))
             continue;
         if (!E::far)
-            x.way = 0; /* tells the compiler */
+            x.way = 0; /* it is; so the compiler leaves out what only other nodes need */
         await_message<E>(args, x, epoch, &p, &credited);
         if (E::far && x.way != 0 && x.distance == 0)
             announce_message(args, epoch, x);

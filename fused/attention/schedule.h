@@ -5,11 +5,11 @@
  * The ranks divide the sequence evenly. A rank's slice is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
  * task is one tile of query rows of one head. It reads the keys and values of all ranks: this rank's slice first, then
- * that of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in
- * registers. Only the last few tasks are cut into pieces, so that all CTAs end together.
+ * that of the rank after this one, and so on. A CTA does a whole task with its state in registers. Only the last few
+ * tasks are cut into pieces, so that all CTAs end together.
  *
- * Striped (stripes.h), a slice has many segments, also not causal, and its ranks are dealt otherwise. A task then walks
- * by the rules of that header; groups, messages, slabs and staging memory are as here.
+ * In striped attention (stripes.h) a slice has many segments, causal or not, and they are dealt to the ranks
+ * differently. A task walks by the rules of that header; groups, messages, slabs and staging memory are as here.
  *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks need them:
  * group by group, and within a group first to the rank before this one, which needs this slice first. They are stored
@@ -29,7 +29,7 @@
 
 #include "fused/core/geometry.h"
 
-/* What its flags stand for (core/sync.h). */
+/* What the flags of attention stand for (core/sync.h). */
 enum prs_attention_awaited {
     PRS_AWAIT_KEYS = 8,      /* a slab of keys or values */
     PRS_AWAIT_CREDIT = 9,    /* room for a group at the receiver */
@@ -57,7 +57,7 @@ struct prs_attention_schedule {
     uint32_t slab_chunks; /* messages that one arrival counter counts */
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
-    uint32_t backwards; /* 1: a slice goes first to the rank after this one (backward/schedule.h). On one node */
+    uint32_t backwards; /* 1, on one node only: a slice goes first to the rank after this one (backward/schedule.h) */
     /* segment_rows and slabs of the plan, whose launches may be shorter: distances in memory that other ranks write.
      * Striped, launches have the plan's, and fewer segments */
     uint32_t room_rows, room_slabs;
@@ -155,7 +155,7 @@ struct prs_attention_walk {
     uint32_t block;    /* of the segment */
     uint32_t blocks;   /* that the task reads there */
     uint32_t left;     /* steps of the piece that are left, this one included */
-    uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
+    uint32_t diagonal; /* 1: the span is the task's own chunk, which the causal mask cuts */
 };
 
 /* One piece: consecutive steps of a task's walk through the keys, usually all of them (deal.h). The pieces of a task
@@ -171,13 +171,13 @@ struct prs_attention_part {
     uint32_t first, parts; /* of its task */
 };
 
-/* A part of a task that is cut, without what follows from the schedule: task number `task`, from step `first` on. All
- * parts, in their order, say how a launch is dealt. */
+/* Where a part of a task that is cut begins: at step `first` of task number `task`. The pieces of a launch follow from
+ * its schedule and the list of these, in order (prs_attention_lay_task()). */
 struct prs_attention_cut {
     uint32_t task, first;
 };
 
-/* Enters a span. */
+/* Begins a span at its first block. blocks is 0 if the task reads nothing of it. */
 PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                     struct prs_attention_walk *w, uint32_t span)
 {
@@ -280,8 +280,8 @@ PRS_SHARED uint32_t prs_attention_group_pieces(const struct prs_attention_schedu
     return pieces;
 }
 
-/* The last step up to this one at which a piece may begin. At such a step every query row may attend to the first key,
- * so every row always has a finite maximum. Step 0, in this rank's first segment, always qualifies. */
+/* The last step up to this one at which a piece may begin. At such a step every query row attends to the block's first
+ * key, so that its maximum is finite. Step 0 is in this rank's first segment, and always qualifies. */
 PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                       uint32_t step)
 {
@@ -292,8 +292,8 @@ PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, co
     return w.diagonal && w.block > seen ? step - (w.block - seen) : step;
 }
 
-/* How many keys of this block, from the first on, query row `row` of the task's segment may attend to. Not clamped: may
- * be negative. */
+/* How many keys of this block, from the first on, query row `row` of the task's segment attends to. Not clamped: it may
+ * be negative, or more than the block has. */
 PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, const struct prs_attention_walk *w,
                                        uint32_t row)
 {
@@ -304,14 +304,14 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 /* ---- messages ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    /* the turn in which the message comes. Forwarded rows belong to the group of the turn, this rank's rows perhaps to
-     * the next */
+    /* the group whose rows this rank forwards at the time. `group` is the same, or the next one for rows that go ahead
+     * (prs_attention_ahead()) */
     uint32_t turn;
-    uint32_t group;
+    uint32_t group; /* of the message's rows */
     /* 0: this rank's slice; else the slice that the counterpart `way` nodes after this one has put here */
     uint32_t way;
-    /* To the rank `distance` places before this one in its node. 0: this rank itself. Its own slice goes to the relay
-     * slot; another slice is already here, and is only counted. */
+    /* The receiver is the rank `distance` places before this one in its node. 0 is this rank itself: its own slice goes
+     * to the relay slot; a slice of another node is already here, and is only counted. */
     uint32_t distance;
     uint32_t pair, kind, segment;
     uint32_t slab, row, rows;
@@ -330,14 +330,15 @@ PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
     return s->place.world - (s->place.nodes > 1 ? 0 : 1);
 }
 
-/* With a causal mask a rank never reads later positions: only ranks before this one need its second segment. */
+/* How many segments of rank `source` rank `to` reads. Causal: ranks after `source` have no query after its second
+ * segment, and read only the first. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
     /* MUTANT(model attention) a slice goes only to ranks that look at it: s/</+ s->place.local_ranks </ */
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
-/* How many segments of a slice go this way. */
+/* How many segments of the slice from `way` go to the receiver at `distance`. */
 PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     uint32_t to = prs_place_neighbour(&s->place, s->place.local_ranks - distance);
@@ -352,14 +353,16 @@ PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule 
     return s->place.local_ranks - (s->place.nodes > 1 ? 0 : 1);
 }
 
-/* Message positions of one group on one way to one receiver, including positions without a message. */
+/* How many message numbers a lot has. A lot: one group from one source to one receiver. Some of these numbers have no
+ * message. */
 PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
 {
     return s->segments * s->slabs * s->group * 2 * s->slab_chunks;
 }
 
-/* 1 between nodes with more than one buffer: a group then crosses while this rank waits for the previous group and
- * forwards it. With one buffer, the credit to send would itself need that forwarding. */
+/* 1 between nodes with more than one buffer: a group is sent to other nodes before this rank waits for the previous
+ * group of those nodes and forwards it. With one buffer that would be a deadlock: the credit for the group needs the
+ * previous group to be forwarded. */
 PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
 {
     /* MUTANT(model attention) nothing goes ahead with one buffer: s/&& s->depth > 1// */
@@ -382,9 +385,8 @@ PRS_SHARED uint32_t prs_attention_forwards(const struct prs_attention_schedule *
     return segments * prs_attention_group_pairs(s, group) * 2 * prs_ceil_div(s->segment_rows, s->chunk_rows);
 }
 
-/* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. This rank's slice goes
- * first to the relay slot, because the way to other nodes is the longest. If it is sent ahead, it goes just before the
- * previous group's slices of other nodes. */
+/* Describes lot number `lot`. False: it is empty. This rank's slice goes first to the relay slot, because the way to
+ * other nodes is the longest. If it is sent ahead, it goes just before the previous group's slices of other nodes. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
 {
@@ -405,7 +407,7 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     return m->group < s->groups;
 }
 
-/* Gives message `at` of those that a complete slice would have; false: there is no message at this position. Messages
+/* Describes message number `at`, as if every receiver read all segments; false: this number has no message. Messages
  * come lot by lot, segment by segment, slab by slab and pair by pair, the chunks of keys before those of values. */
 PRS_SHARED bool prs_attention_any_message(const struct prs_attention_schedule *s, uint32_t at,
                                           struct prs_attention_message *m)
@@ -425,14 +427,15 @@ PRS_SHARED bool prs_attention_any_message(const struct prs_attention_schedule *s
     return any && m->pair < s->pairs && m->row < s->segment_rows;
 }
 
-/* The same for the messages that are sent; not for striped attention. */
+/* The same; also false if the receiver does not read the segment. Not for striped attention. */
 PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
                                          struct prs_attention_message *m)
 {
     return prs_attention_any_message(s, at, m) && m->segment < prs_attention_wanted(s, m->way, m->distance);
 }
 
-/* Arrival counter of a slab of the slice at position `order`. Keys and values of a pair have their own. */
+/* Number of the arrival counter of a slab of the slice at position `order`. Keys and values have counters of their
+ * own. */
 PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
@@ -486,14 +489,14 @@ PRS_SHARED uint32_t prs_attention_tensor(const struct prs_attention_schedule *s,
 }
 
 /* ---- parts of a task ---- */
-/* How many floats a part leaves: the columns of each row in fp32, and the row's maximum and sum from each of the four
- * threads that share it. */
+/* How many floats a part leaves: the columns of each row, and the row's maximum and sum from each of the four threads
+ * that share the row. */
 PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t value_dim)
 {
     return tile_rows * (value_dim + 2 * 4);
 }
 
-/* Counters of a part: one for each warp's 16 rows. */
+/* How many counters a part has: one for each warp's 16 rows. */
 PRS_SHARED uint32_t prs_attention_part_counters(uint32_t tile_rows)
 {
     return tile_rows / 16;

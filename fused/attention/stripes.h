@@ -3,14 +3,15 @@
  * host and the tests.
  *
  * The sequence is cut into stripes of equal length, which are dealt to the ranks in zigzag: to ranks 0 ... W - 1, then
- * to W - 1 ... 0, and so on. What a row meets does not depend on the deal, so it needs no table and no exchange, and a
- * graph may be replayed with other lengths. Sequences that are much longer than 2 W stripes are divided evenly one by
- * one, and shorter ones by chance: they have little work each.
+ * to W - 1 ... 0, and so on. The deal does not depend on where sequences begin. So it needs no table and no exchange,
+ * and a graph may be replayed with sequences of other lengths. Each sequence much longer than 2 W stripes is divided
+ * evenly. Shorter ones are not, but each of them has little work.
  *
- * The row of a query at position p meets one span of positions: those of its own sequence, cut by the causal mask and
- * by the window. Spans begin and end later the later the row, and each has its own row. So the rows of a tile together
- * meet one span too; and since the rows of a slice lie in the order of their positions, what a tile meets of a rank's
- * slice are consecutive rows of it. The same is true of a key and the queries that meet it. */
+ * A query and a key meet if the query attends to the key. A query at position p meets the positions of one span: its
+ * own sequence, cut by the causal mask and by the window. The span contains p, and of two queries the later one has a
+ * span that begins no earlier and ends no earlier. So the rows of a tile together meet one span, too. The rows of a
+ * slice lie in the order of their positions, so a tile meets consecutive rows of each slice. The same is true of a key
+ * and the queries that meet it. */
 #ifndef PERSEUS_FUSED_ATTENTION_STRIPES_H
 #define PERSEUS_FUSED_ATTENTION_STRIPES_H
 
@@ -25,12 +26,12 @@ struct prs_span {
 
 struct prs_attention_stripes {
     uint32_t log_rows;            /* log2 of the rows of a stripe; 0: not striped */
-    uint32_t before, after;       /* a row meets no position that is farther from it */
-    const struct prs_span *parts; /* [position]: its sequence; NULL: there is one */
-    uint32_t positions;
+    uint32_t before, after;       /* a row meets at most so many positions before it, and after it */
+    const struct prs_span *parts; /* [position]: its sequence; NULL: there is only one sequence */
+    uint32_t positions;           /* of the launch */
 };
 
-/* The stripe of the sequence that is a rank's stripe `number`, and its first position. */
+/* Which stripe of the sequence a rank's stripe `number` is; below, its first position. */
 PRS_SHARED uint32_t prs_stripe_of(uint32_t world, uint32_t rank, uint32_t number)
 {
     return number / 2 * 2 * world + (number % 2 != 0 ? 2 * world - 1 - rank : rank);
@@ -52,7 +53,7 @@ PRS_SHARED uint32_t prs_stripe_rows_before(const struct prs_attention_stripes *x
     return (number << x->log_rows) + within;
 }
 
-/* The positions of `position`'s sequence that it may attend to. */
+/* `position`'s sequence, cut to at most `before` positions before it and `after` positions after it. */
 PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x, uint32_t position, uint32_t before,
                                           uint32_t after)
 {
@@ -73,7 +74,7 @@ PRS_SHARED struct prs_span prs_stripe_meets(const struct prs_attention_stripes *
     return prs_stripe_cut(x, position, x->before, x->after);
 }
 
-/* The reverse: the rows that meet this position of the stream. */
+/* The reverse: the rows that meet this key, or backward this query. */
 PRS_SHARED struct prs_span prs_stripe_met_by(const struct prs_attention_stripes *x, uint32_t position)
 {
     return prs_stripe_cut(x, position, x->after, x->before);
@@ -106,8 +107,8 @@ PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t seque
 }
 
 /* ---- what travels ---- */
-/* Whether rank `to` has a row that meets stripe `number` of this rank's slice of the stream. Only then is the stripe
- * sent there; a rank never waits for others. */
+/* Whether rank `to` has a row that meets stripe `number` of this rank's slice. Only then is the stripe sent there, and
+ * only for such stripes does a rank wait. */
 PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const struct prs_place *place, uint32_t to,
                                   uint32_t number)
 {
@@ -118,8 +119,8 @@ PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const s
     return prs_stripe_rows_before(x, place->world, to, from) < prs_stripe_rows_before(x, place->world, to, end);
 }
 
-/* Message `at`; false: there is none. As prs_attention_message_at(), but stripe by stripe, the last stripe first, and
- * each stripe to one rank after the other. So data arrives in the order in which the tasks that read it are claimed. */
+/* As prs_attention_message_at(), but in another order: stripe by stripe, the last stripe first, and each stripe to one
+ * rank after the other. So data arrives in the order in which the tasks that read it are claimed. */
 PRS_SHARED bool prs_stripe_message_at(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
                                       uint32_t at, struct prs_attention_message *m)
 {
@@ -132,17 +133,17 @@ PRS_SHARED bool prs_stripe_message_at(const struct prs_attention_stripes *x, con
                              m->segment);
 }
 
-/* ---- a task's walk through the stream ----
- * Slice by slice in the order of the ring, and in a slice head by head (the pass for keys: query heads that share a KV
- * head; else one), block by block. */
+/* ---- a task's walk through keys and values, or backward through queries and gradients of results ----
+ * Slice by slice in the order of the ring, in a slice head by head, and in a head block by block. Forward, a task reads
+ * one head; backward, all query heads that share its KV head. */
 struct prs_stripe_walk {
-    /* at.left: blocks of this slice and head that are left; at.diagonal: some row does not meet some row of the
-     * block */
+    /* at.left: steps of the task that are left; at.blocks: blocks of this slice and head that are left; at.diagonal:
+     * not every row of the tile meets every row of the block */
     struct prs_attention_walk at;
-    /* what some row of the tile meets, and what every row meets; each.to may be less than each.from */
+    /* positions that some row of the tile meets, and those that every row meets; each.to may be less than each.from */
     struct prs_span all, each;
     uint32_t order, head, heads;
-    uint32_t end; /* end of the slice's segments that the task reads */
+    uint32_t end; /* of the slice's segments: the task reads only those before it */
 };
 
 /* Goes to the first block of a slice and head, if there is one. */
@@ -178,8 +179,8 @@ PRS_SHARED uint32_t prs_stripe_tile(const struct prs_attention_stripes *x, const
     return prs_stripe_position(x, s->place.world, s->place.rank, t->segment) + t->tile * s->tile_rows;
 }
 
-/* Goes to the first step of a task. There is at least one, because every row meets itself. heads: how many heads of the
- * stream the task reads. */
+/* Goes to the first step of a task. There is at least one, because every row meets itself. heads: how many heads the
+ * task reads. */
 PRS_SHARED void prs_stripe_begin(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
                                  const struct prs_attention_task *t, uint32_t heads, struct prs_stripe_walk *w)
 {

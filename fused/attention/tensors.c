@@ -34,7 +34,7 @@ void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs
     a->scale_log2 = (float)(scale * LOG2_E);
 }
 
-/* A capped score is in log2, so no further scale follows the cap. */
+/* A capped score is already in log2, so scale_log2 is 1. */
 static void set_cap(const struct prs_attention_shape *shape, struct prs_attention_args *a)
 {
     double cap = (double)shape->soft_cap;
@@ -139,8 +139,8 @@ uint64_t prs_attention_copied_at(const struct prs_attention_shape *shape, const 
                    (number - keys) * prs_attention_kind_bytes(shape, PRS_VALUES));
 }
 
-/* How the copy engine sees a row of a head. If the row is whole stage rows, one box loads all of them. Otherwise each
- * box has one stage row, and the last box of a row ends beyond the tensor. */
+/* How TMA sees the columns of a head. If they are a multiple of a stage row (128 bytes), one box has all of them.
+ * Otherwise a box has one stage row, and the last box of a row reaches beyond the tensor. */
 struct columns {
     uint32_t all, size, parts, box;
 };

@@ -8,27 +8,26 @@
 #include "fused/attention/layout.h"
 #include "fused/core/plan.h"
 
-/* The part of a tensor that is loaded or fetched at a time. */
+/* The part of a tensor that one tensor copy moves. */
 struct prs_attention_box {
     uint32_t rows;
     bool swizzled;
-    bool values; /* the tensor has the columns of values */
+    bool values; /* rows are as wide as those of values */
 };
 
-/* Names the flags of the family (core/sync.h). */
+/* What a flag of attention stands for, for the text of an error (core/sync.h). NULL: no flag of attention. */
 const char *prs_attention_awaited(uint32_t what);
 
-/* Sets what the scores are multiplied by. */
 void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
-/* Sets what the kernels of striped attention need to know of the shape; each launch adds sequences and sinks. Does
- * nothing for other shapes. Call it after prs_attention_set_scale(). */
+/* Sets stripes, window and cap; each launch adds sequences and sinks. Does nothing if the shape is not striped. Call
+ * it after prs_attention_set_scale(). */
 void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
-/* Adds the fields of striped attention to those in which the ranks' plans must agree. */
+/* Adds the fields of striped attention to the terms of the plan, which must be the same on all ranks. */
 void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
 
-/* Bytes of prs_span for each position of packed sequences; 0: not packed. */
+/* Bytes of the table of spans of packed sequences, one struct prs_span for each position; 0: not packed. */
 uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
 
 /* Checks the sequences and sinks of a launch. 0 or -EINVAL. */
@@ -40,25 +39,25 @@ struct prs_attention_strides prs_attention_strides_of(const struct prs_attention
                                                       const struct prs_attention_schedule *s, uint32_t heads,
                                                       uint32_t columns);
 
-/* Size of a tensor in the last coordinate (layout.h). */
+/* Size of a tensor in TMA's last dimension (struct prs_attention_strides). */
 uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                               uint32_t heads);
 
-/* Bytes of a row of a head: of keys or values. */
+/* Bytes of one position of one head of the keys or values. */
 uint32_t prs_attention_kind_bytes(const struct prs_attention_shape *shape, uint32_t kind);
 
-/* Where copy engines put a tensor of the slice at position `order` in staging memory, in bytes. */
+/* The offset in staging memory of the keys or values that copy engines bring from the slice at position `order`. */
 uint64_t prs_attention_copied_at(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                  uint32_t order, uint32_t kind);
 
-/* Encodes a tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. 0,
- * -EINVAL or -ENOTSUP, as prs_tensor_view_encode(). */
+/* Encodes a tensor in the caller's layout, or `count` of them one after the other, for TMA (struct
+ * prs_attention_strides). 0, -EINVAL or -ENOTSUP, as prs_tensor_view_encode(). */
 int prs_attention_encode(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                          const void *base, uint32_t count, uint32_t heads, struct prs_attention_box box,
                          CUtensorMap *map);
 
-/* Encodes the staging memory of pushed data: segments of one head of one rank, one after the other, each without
- * gaps. */
+/* Encodes staging memory for pushed data: stages one after the other, each with the rows of one segment of one head,
+ * without gaps between them. */
 int prs_attention_encode_stages(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                 const void *base, struct prs_attention_box box, CUtensorMap *map);
 

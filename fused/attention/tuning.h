@@ -12,7 +12,7 @@
 /* The type of queries, keys, values and results. */
 enum { PRS_ATTENTION_TYPE = PRS_DTYPE_BF16 };
 
-/* Columns of a head of values and results. */
+/* Columns of values and results. */
 static inline uint32_t prs_attention_value_dim(const struct prs_attention_shape *shape)
 {
     return shape->value_dim != 0 ? (uint32_t)shape->value_dim : shape->head_dim;
@@ -54,7 +54,7 @@ void prs_attention_tuning_predict(const struct prs_attention_shape *shape, const
 int prs_attention_tuning_length(const struct prs_attention_shape *shape, const struct prs_place *place, uint64_t given,
                                 uint32_t *seq);
 
-/* SM clocks between two messages of a CTA, by t->spread. */
+/* SM clocks between two pieces of messages that a CTA sends, by tuning.spread. */
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info);
 
 #endif

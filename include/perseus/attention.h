@@ -6,21 +6,20 @@
  *
  *     out = softmax(scale * q kT) v,  lse = log(sum(exp(scale * q kT)))
  *
- * Slices. Not causal: rank r has positions r * seq / W ... of the sequence. Causal with W > 1: the sequence is cut into
- * 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r (zigzag), which gives all ranks the same work. Query
- * head h uses KV head h / (heads_q / heads_kv).
+ * Slices; W is the number of ranks. Not causal: the sequence is cut into W equal slices, and rank r has slice r. Causal
+ * with W > 1: the sequence is cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r (zigzag), which
+ * gives all ranks the same work. Query head h uses KV head h / (heads_q / heads_kv).
  *
  * Striped attention (`stripe` in the shape): sequences of any lengths packed into one, sliding windows, soft caps and
  * sinks, forward and backward, on one node. The sequence is cut into stripes of `stripe` rows. Causal or not, they are
  * dealt to the ranks in zigzag: to ranks 0 ... W - 1, then to W - 1 ... 0, and so on; a rank has its stripes in
- * ascending order (prs_attention_positions()). So a rank has the same share of each long sequence, wherever sequences
- * begin. Keys and values that no query of a rank meets are not sent to it.
+ * ascending order (prs_attention_positions()). So all ranks have nearly the same share of each long sequence, wherever
+ * it begins. A stripe of keys and values is sent only to ranks with a query that attends to it.
  *
  * Tensors, bf16, rows = seq / W: q and out [batch, rows, heads_q, head_dim], k and v [batch, rows, heads_kv, head_dim],
  * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them; v and out may
- * have another head_dim (value_dim). lse is fp32 [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays
- * in registers from the first key to the last. The probabilities are rounded to bf16 once, the result once. Results
- * repeat bit by bit.
+ * have another head_dim (value_dim). lse is fp32 [batch, heads_q, rows] in both layouts. The softmax is computed in
+ * fp32. The probabilities are rounded to bf16 once, and so is the result. Results repeat bit by bit.
  *
  * Sources: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers, 2023 (arXiv 2310.01889); the
  * kernel's pipeline: J. Shah et al., FlashAttention-3, 2024 (arXiv 2407.08608).
@@ -43,11 +42,11 @@ struct prs_attention_shape {
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
-     * more evenly among the ranks; longer ones need fewer bytes. A good choice is the longest up to 512 of which a
-     * rank has 32. 0: not striped, and window, packed and soft_cap are 0. */
+     * more evenly among the ranks; with longer ones less is sent. A good choice is the longest one, up to 512 rows, of
+     * which each rank has at least 32. 0: not striped; window, packed and soft_cap must then be 0. */
     uint32_t stripe;
-    /** A query meets only keys of positions that differ by less than this from its own (with `causal`, only keys up to
-     * itself). 0: no window. */
+    /** A query attends only to keys whose positions differ from its own by less than this (with `causal`, only to keys
+     * up to its own). 0: no window. */
     uint32_t window;
     /** 1: a launch packs sequences into the positions of one batch (cu_seqlens); batch is 1. Each attends to itself
      * only. Their lengths, and how many there are, belong to a launch. */
@@ -73,13 +72,14 @@ enum prs_attention_mode {
 /** A field that is 0 is chosen by the plan. The same on all ranks. */
 struct prs_attention_tuning {
     uint32_t mode;           /**< enum prs_attention_mode */
-    uint32_t ctas;           /**< SMs that work */
+    uint32_t ctas;           /**< CTAs of the launch, one on an SM */
     uint32_t heads_per_step; /**< (batch, KV head) pairs that travel, and are worked on, together */
     uint32_t slab_rows;      /**< if CTAs move the data: positions that share one arrival counter, a multiple of 64 */
     uint32_t spread;         /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
-    uint32_t block_rows;     /**< keys multiplied at a time: 176 (head_dim 128 on one node only) or 128 */
-    /** 3: the softmax overlaps products of its own warpgroup and of the other one. 7 (one node only): in addition,
-     * results are rescaled only when probabilities could exceed 2^8. */
+    uint32_t block_rows;     /**< keys multiplied at a time: 128; also 176 (head_dim 128, one node, not striped); 64 if
+                              * head_dim is 256 */
+    /** 3: the softmax overlaps products of its own warpgroup and of the other one. 7 (head_dim 64 or 128, one node, not
+     * striped): in addition, results are rescaled only when probabilities could exceed 2^8. */
     uint32_t overlap;
     uint32_t mover;                        /**< enum prs_mover; copy engines need one node and PRS_ATTENTION_RESIDENT */
     uint64_t workspace_limit;              /**< bytes; default: half of what is free on the fullest GPU */
@@ -94,9 +94,9 @@ struct prs_attention_info {
     uint64_t workspace_bytes;           /**< device memory of this plan on this rank, in addition to the tensors */
     uint64_t shared_bytes;              /**< memory that it shares with other plans of the context, counted in each of
                                          * them */
-    uint64_t sent_bytes;                /**< per launch over NVLink, from this rank */
-    double predicted_us;                /**< by a model: the start of the pipeline, and the longer of compute and
-                                         * transfer */
+    uint64_t sent_bytes;                /**< per launch over NVLink, from this rank; striped: at most */
+    double predicted_us;                /**< by a model: the time until the first products run, plus the longer of
+                                         * compute and transfer */
     const char *reason;                 /**< why the mode was chosen; static text */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
@@ -116,15 +116,15 @@ struct prs_attention_operands {
     const void *q, *k, *v;
     void *out;
     float *lse; /**< 4-byte aligned, or NULL */
-    /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
+    /** Packed sequences: where each begins in the whole sequence, in ascending order, and where the last one ends;
      * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured
      * graph may be replayed with fewer. Rows outside of all sequences attend to themselves. Numbers that decrease, are
      * negative, or are above the launch's seq are reported by prs_fused_poll_error() (-EINVAL); what the launch wrote
      * is then wrong. */
     const int32_t *cu_seqlens;
     uint32_t sequences;
-    /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it
-     * only makes the other probabilities smaller. lse includes it. NULL: none. */
+    /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). No row of v belongs to
+     * it, so it only makes the other probabilities smaller. lse includes it. NULL: none. */
     const float *sinks;
     /** Positions of the whole sequence in this launch, the same on all ranks: at most the plan's seq, and a multiple of
      * W, causal with W > 1 of 2 W, with stripes of 2 W stripes. The slice of a rank, and its tensors, have seq / W rows
@@ -146,11 +146,10 @@ struct prs_attention_backward_plan;
 /** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
  * forward pass takes whose heads have 64 or 128 columns. In the tuning, `block_rows`, `overlap` and `mover` have only
  * one possible value here (0, or what the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the
- * queries and gradients that other ranks send. What other ranks send lies in memory that the context's plans of
- * attention share, forward and backward. A plan also has sums of gradients of the queries of all ranks, whatever the
- * limit: 4 bytes an element, in memory that all plans of the context share; and 2 bytes an element for those that
- * other ranks send, and for those that go to other nodes. However the ranks are divided into nodes, the gradients have
- * the same bits.
+ * queries and gradients that other ranks send. They lie in memory that the context's plans of attention share, forward
+ * and backward. The limit does not count the sums of dq. These take 4 bytes an element of the dq of all ranks, in
+ * memory that all plans of the context share, and 2 bytes an element of what other ranks send and of what goes to other
+ * nodes. However the ranks are divided into nodes, the gradients have the same bits.
  *
  * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: other heads, stripes between
  * nodes, or the kernels do not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
@@ -171,7 +170,7 @@ struct prs_attention_gradients {
     const void *dout;          /**< as out */
     const float *dlse;         /**< as lse; NULL: zeros */
     void *dq;                  /**< as q */
-    void *dk, *dv;             /**< as k; over the query heads that share a KV head, and the queries of all ranks */
+    void *dk, *dv;             /**< as k and v; sums over the query heads that share a KV head, of all ranks */
     const int32_t *cu_seqlens; /**< as in the forward launch */
     uint32_t sequences;        /**< the same */
     /** sinks: as in the forward launch. dsinks: their gradient from the queries of this rank alone; the caller adds up

@@ -24,13 +24,10 @@ static_assert(sizeof(struct prs_backward_term) == 8, "two of them are one vector
 
 /* Memory in which the pass adds up dq. */
 struct prs_backward_sums {
-    /* Of the queries of all ranks, in the order of the ring (prs_backward_sum()): 64 x head_dim elements each, as
-     * sums.cuh says; and how many tasks have added to each, zero between launches. */
-    float *sums;
-    uint64_t *turns;
-    /* [p]: at neighbour p: the parts of dq that other ranks send, in that rank's order of ranks; and how many CTAs of
-     * each rank have sent, over all launches. */
-    uint16_t *parts[PRS_MAX_LOCAL_RANKS];
+    float *sums;     /* [prs_backward_sum()]: 64 x head_dim elements each; for the queries of all ranks */
+    uint64_t *turns; /* [prs_backward_sum()]: how many tasks have added to the sum; zero between launches */
+    uint16_t *parts[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p: parts of dq from other ranks (prs_backward_slot()) */
+    /* [p]: at neighbour p: how many CTAs of each rank of the node have sent their parts, over all launches */
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
 };
 
