@@ -102,10 +102,9 @@ void group_wait(uint32_t left, bool read_only);
 /* ---- wgmma.cpp ---- */
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* d[64 x n] (+)= A[64 x K] B[K x n], K is 32 bytes of a row; d is this thread's n / 2 accumulators. Both operands of
- * e4m3 are K-major and lie in shared memory.
- * a_registers is this thread's four registers of A. If it is NULL, A is in shared memory, and a_descriptor says
- * where. */
+/* d[64 x n] (+)= A[64 x K] B[K x n]; K is 32 bytes of a row; d is this thread's n / 2 accumulators. a_registers: this
+ * thread's four registers of A. NULL: A is in shared memory, where a_descriptor says. Both operands of e4m3 are K-major
+ * and in shared memory. */
 struct wgmma_call {
     uint32_t n;
     uint64_t a_descriptor, b_descriptor;

@@ -20,7 +20,7 @@ static clocks_ref join(const clocks_ref &a, const clocks_ref &b)
     const clocks_ref &longer = a->at.size() >= b->at.size() ? a : b, &shorter = a->at.size() >= b->at.size() ? b : a;
     const uint32_t *l = longer->at.data(), *s = shorter->at.data();
     size_t both = shorter->at.size();
-    /* whether some time of the shorter vector is later, and some time of the longer one */
+    /* above: the shorter vector has some later time; below: the longer one has */
     uint32_t above = 0, below = 0;
     for (size_t i = 0; i < both; i++) {
         above |= s[i] > l[i];

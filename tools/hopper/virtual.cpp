@@ -119,7 +119,7 @@ static CUresult unreserve(CUdeviceptr at, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-/* Of whole objects, at whole reservations, which is what Perseus does. */
+/* Maps only a whole object at a whole reservation, which is all that Perseus needs. */
 static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                     unsigned long long)
 {

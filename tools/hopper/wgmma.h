@@ -10,7 +10,7 @@
 namespace hopper
 {
 
-/* WGMMA_K: of types of two bytes; WGMMA_MOST_K: of types of one. Both are two chunks. */
+/* K of an operation: WGMMA_K for types of two bytes, WGMMA_MOST_K for types of one. Either is two chunks of a row. */
 enum : uint32_t { WGMMA_M = 64, WGMMA_K = 16, WGMMA_MOST_K = 32, WGMMA_MOST_N = 256, CHUNK = 16 };
 
 /* Accumulators that operations in flight write to. The registers of a thread hold not-a-numbers until it has waited. */

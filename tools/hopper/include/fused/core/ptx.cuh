@@ -359,7 +359,7 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
     (void)d;
 }
 
-/* Called by each wgmma, for any N: N follows from the size of d, and A lies in shared memory. */
+/* Called by each wgmma with A in shared memory, for any N: it follows from the size of d. */
 template <int TRANS_B, hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
@@ -367,7 +367,7 @@ PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t 
     hopper::wgmma_issue(d, &call);
 }
 
-/* The same with both operands turned. */
+/* The same with both operands transposed (MN-major). */
 template <hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_outer(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
@@ -526,7 +526,7 @@ PRS_DEVICE void wgmma_m64n8k32_e4m3(float (&d)[4], uint64_t a, uint64_t b, uint3
 #    define prs_add_acq_rel_gpu(...)        HOPPER_PLACED(prs_add_acq_rel_gpu, __VA_ARGS__)
 #    define prs_compare_and_swap_gpu(...)   HOPPER_PLACED(prs_compare_and_swap_gpu, __VA_ARGS__)
 #    define prs_fence_acq_rel_sys(...)      HOPPER_PLACED(prs_fence_acq_rel_sys, __VA_ARGS__)
-/* Their template arguments follow the name. */
+/* These have template arguments, so the macro replaces only the name. */
 #    define bulk_wait_done hopper::place_is(__FILE__, __LINE__, "bulk_wait_done"), bulk_wait_done
 #    define bulk_wait_read hopper::place_is(__FILE__, __LINE__, "bulk_wait_read"), bulk_wait_read
 #endif
