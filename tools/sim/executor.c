@@ -24,8 +24,8 @@ static bool may_share_call(const struct prs_wr *wr)
     return wr->opcode != PRS_WR_ADD && wr->len_bytes && wr->len_bytes <= CALL_BYTES && !(wr->flags & PRS_WR_FENCE);
 }
 
-/* Is the target of a request directly behind that of the request before it? Puts with consecutive numbers have such
- * targets, as in perseus-perf. */
+/* Does the target of a request begin where the target of the request before it ends? The targets of puts with
+ * consecutive numbers do, as in perseus-perf. */
 static bool follows(const struct prs_wr *wr, const struct prs_wr *before)
 {
     if (wr->remote_key != before->remote_key)

@@ -109,8 +109,7 @@ static void computed(struct sim *sim, uint32_t rank, uint64_t index)
 
 /* ---- messages ---- */
 
-/* Makes a token of source, group, and 1 if the ranks of the receiver's node must still get the slab. The receiver knows
- * the order of the slice's rank. */
+/* The token of a signal for slabs of a group of rank `source`. far: the receiver must forward them in its node. */
 static uint64_t token_of(uint32_t source, uint32_t group, uint32_t slabs, bool far)
 {
     return (uint64_t)source << 40 | (uint64_t)group << 16 | slabs << 1 | far;

@@ -19,7 +19,7 @@ struct sim_stream {
     uint8_t in[STREAM_BYTES];
 };
 
-/* On its way. */
+/* A message that is on its way to a stream. */
 struct note {
     size_t bytes;
     uint8_t data[];

@@ -39,7 +39,7 @@ STUDIES = {
     # What doc/results/fused-nodes-groups-4xH200.json measured; nothing was fitted to it.
     "fused-groups": [("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs",
                       "4", "--tiles-per-signal", tiles, *BANDS) for tiles in ("1", "8", "64", "4096")],
-    # Beside doc/results/moe-nodes-policies-4xH200.json; nothing was fitted to it.
+    # To compare with doc/results/moe-nodes-policies-4xH200.json; nothing was fitted to it.
     "fused-moe": [("fused", "--kernel", "moe", "--model", "deepseek-v3", "--cluster", "softnic-gpu", "--set",
                    "fence_strict=1", "--nodes", "2", "--tokens", tokens, *rows, *BANDS)
                   for tokens in ("512", "2048", "8192")
@@ -50,7 +50,7 @@ STUDIES = {
                     for policy in ("in_order", "drain", "counted", "nic_fence")],
     "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", nodes)
                     for nodes in NODES],
-    # Of the simulator itself: only its own times and memory are of interest.
+    # How long the simulator itself takes, and how much memory.
     "speed": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", "16,32,64")
               for policy in ("in_order", "counted")],
     "scaling-cx7-bands": [(*QWEN, "--relay", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster",
