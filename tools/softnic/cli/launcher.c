@@ -185,8 +185,9 @@ enum { SANITIZED = 1 };
 enum { SANITIZED = 0 };
 #endif
 
-/* Let the command's calls of the CUDA driver wait where nobody is kept waiting (doc/softnic.md, "What a copy may wait
- * for"). Does nothing on a host without a CUDA driver, or with the copier, which needs no such waits. */
+/* Makes CUDA calls of the command that may wait for a kernel wait before they take the driver's lock, which the NIC's
+ * copies need (doc/softnic.md, "What a copy may wait for"). Does nothing on a host without a CUDA driver, or with the
+ * copier, whose copies need no lock of the command. */
 static int set_audit(const struct run *run)
 {
     const char *old = getenv("LD_AUDIT");

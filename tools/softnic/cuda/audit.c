@@ -27,7 +27,7 @@ unsigned la_version(unsigned version)
 }
 
 /* NCCL asks for libibverbs.so first, without a number. A wheel of the software NIC cannot have such a link, and the
- * loader would find the system's library beside ours. */
+ * loader would find the system's library in addition to ours. */
 char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag)
 {
     static const char *const ours[][2] = {{"libibverbs.so", "libibverbs.so.1"},
@@ -42,8 +42,8 @@ char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag)
     return (char *)(uintptr_t)name;
 }
 
-/* Bindings from any library to the driver are looked at, except those of the software NIC itself, which must never
- * wait. */
+/* Has the loader report the look-ups of driver functions by any library except the software NIC itself, which must
+ * never wait. */
 unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
 {
     const char *name = base_name(map->l_name);
@@ -59,7 +59,7 @@ unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
 
 static replace_fn replace;
 
-/* It lies beside this library. */
+/* Loads driver_calls.c's library, which is in this library's folder. */
 static replace_fn load(void)
 {
     static int loading; /* under the lock of dlsym() */

@@ -396,8 +396,9 @@ void sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t 
     words_write(qp);
 }
 
-/* The words may wait for something that writes hold which began with their atomics: a place in the queue, or a queue
- * without copies of another GPU. So end the writes that are done, although atomics before them are not. */
+/* End the writes of the batch's requests that are done, although atomics before them are not. Otherwise the words could
+ * wait for ever: for a place in the queue that these writes hold, or for the end of the queue's copies on another
+ * GPU. */
 static void end_writes(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;

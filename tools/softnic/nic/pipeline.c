@@ -350,7 +350,7 @@ static unsigned start(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, u
     return n || !sn_is_atomic(sn_wqe_at(qp, at)->opcode) ? n : start_reading(qp, target, at, tail);
 }
 
-/* [in-use] for both sides' buffers, from the first request in the pipeline to the last; see execute_counted in run.c
+/* [in-use] for both sides' buffers, from the first request in the pipeline to the last; see exec_counted in run.c
  * and responder.c. */
 static bool enter_target(struct sn_qp *qp, struct sn_qp_shm *target)
 {

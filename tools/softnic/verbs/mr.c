@@ -249,7 +249,7 @@ static int agents_wait(const struct ibv_mr *mr)
 /* When this returns, nobody uses the region, and nobody can until it has a key again. */
 static void withdraw(struct ibv_mr *mr, struct sn_mr_shm *shm)
 {
-    /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and execute_counted. */
+    /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and exec_counted. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     sn_mr_users_wait(sn_ctx_of(mr->context), mr->rkey);
     if (agents_wait(mr) < 0)
