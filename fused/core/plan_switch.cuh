@@ -21,7 +21,7 @@ PRS_DEVICE void tell_switch(const struct prs_switch_args &args, uint32_t switche
                    switches, b);
 }
 
-/* Waits until all ranks have said so. */
+/* Waits until all neighbours and counterparts have told this rank the same. */
 PRS_DEVICE void await_switch(const struct prs_switch_args &args, uint32_t switches)
 {
     const struct prs_place *at = &args.place;

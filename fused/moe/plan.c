@@ -128,7 +128,7 @@ static uint32_t result_columns(const struct prs_moe_shape *s)
     return s->gated ? s->columns / 2 : s->columns;
 }
 
-/* Returning sums beside the second product makes it longer. With many tokens, the added time is less than returning
+/* Returning sums during the second product makes it longer. With many tokens, the added time is less than returning
  * them afterwards takes. Time with early returns over time with late returns, on 4 x H100 (moe-returns-4xH100.json,
  * moe-layer-fp8-peers-4xH100.json): 0.92 to 0.96 for 16384 tokens, 0.96 to 0.99 for 8192, 0.98 to 1.00 for 4096; 1.00
  * to 1.03 for 2048, in runs without a results file. On 2 GPUs, 8192 tokens (moe-layer-few-fp8-2xH100.json): 1.04, since

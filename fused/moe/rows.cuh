@@ -510,7 +510,7 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b,
             uint32_t row = lane < delivery.targets ? delivery_at(args, delivery.place)->row[lane] : 0;
             if ((here >> k & 1) == 0) {
                 if (FAR && !delivery_is_here(args, epoch, mine, k)) {
-                    count_delivery(args, last, last_row); /* a row from another node may take long to come */
+                    count_delivery(args, last, last_row); /* before the wait: a row from another node may come late */
                     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
                      * a delivery that was counted is not counted again: delete */
                     last.targets = 0;

@@ -58,7 +58,7 @@ PRS_SHARED uint64_t prs_inbox_bank_bytes(uint32_t ranks, uint64_t elements, uint
     return (ranks - 1) * prs_inbox_items(elements) * vectors * 16;
 }
 
-/* All of an inbox with such banks. */
+/* Bytes of an inbox whose banks have bank_bytes each. */
 PRS_SHARED uint64_t prs_inbox_bytes(uint64_t bank_bytes)
 {
     return PRS_INBOX_BANKS + 2 * bank_bytes;

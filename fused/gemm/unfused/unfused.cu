@@ -42,7 +42,7 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
         record_alarm(&args.sync);
 }
 
-/* VECTOR: 16 bytes, or 2. One kernel copies to all ranks, because each copy by the copy engine would take 4 us. */
+/* VECTOR: 16 bytes, or 2. One kernel copies to all ranks, because each copy by a copy engine would take 4 us. */
 template <class VECTOR> static __global__ void copy(const __grid_constant__ struct prs_unfused_copy a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;

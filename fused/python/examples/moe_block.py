@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 r"""An MoE block as DeepSeek-V3 has it: sigmoid scores, a bias that only selects, experts in groups, weights that are
-scaled to a sum, shared experts beside. The routed experts are split among the ranks. They run in one call
+scaled to a sum, and shared experts. The routed experts are split among the ranks. They run in one call
 (perseus.moe_layer), or as dispatch, products of torch, combine.
 
     block = MoeBlock(Config(), group)

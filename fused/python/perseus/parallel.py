@@ -144,7 +144,7 @@ class RowwiseParallel(_Style):
 # ---- one gather for several products ----
 
 class _Whole(torch.autograd.Function):
-    """The gathered input, for whoever reads it beside the products that are made with the gather. As after torch's
+    """The gathered input, for modules that read it and are not part of the product that gathers it. As after torch's
     PrepareModuleInput, its gradient is the same on all ranks."""
 
     @staticmethod

@@ -208,7 +208,7 @@ class Buffer:
 
     def _sent(self, x: Tensors, topk_idx: torch.Tensor, topk_weights: torch.Tensor, in_rank: torch.Tensor | None,
               experts: int) -> tuple:
-        """Tokens go to ranks as to experts, one on each, with their choices and weights beside them in the row."""
+        """Tokens go to ranks as to experts, one on each, with their choices and weights after them in the row."""
         numbers, scales = x if isinstance(x, tuple) else (x, None)
         count, hidden = numbers.shape
         if in_rank is None:
