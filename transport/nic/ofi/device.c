@@ -129,7 +129,7 @@ static bool keeps_order(const struct fi_info *info)
 }
 
 /* Has this provider atomics on this device? The transport asks for none, so `info` does not say. libfabric promises
- * that they do not mix with others of the same device, and nothing beside the CPU's (fi_atomic(3)). */
+ * that they do not mix with others of the same device, and nothing about those of the CPU (fi_atomic(3)). */
 static enum prs_atomic_scope claimed_scope(const struct fi_info *info)
 {
     struct fi_info *hints = prs_ofi.dupinfo(info), *found = NULL;

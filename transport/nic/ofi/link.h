@@ -69,7 +69,7 @@ struct prs_ofi_link {
     uint32_t room, first, last;
     bool crowded;                /* one poll may need more slots than are free, and the ring cannot grow */
     bool told;                   /* that it was crowded, once */
-    uint64_t crowded_ns;         /* when that began; used where links share an endpoint */
+    uint64_t crowded_ns;         /* when it became crowded; used where links share an endpoint */
     struct prs_event failure;    /* kind is PRS_EVENT_ERROR, if there is one */
     int broken;                  /* 0, or a -errno that polling returns */
     struct prs_ofi_known *known; /* rows of the other side's table, by number */

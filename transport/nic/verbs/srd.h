@@ -12,7 +12,7 @@ static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)PRS_SRD_LOOPBACK, "each
 /* A queue pair that a link uses. */
 struct srd_use {
     struct prs_srd_qp *qp;
-    uint64_t mail; /* bits of the ends for which something waits. Changed under the queue pair's lock */
+    uint64_t mail; /* a bit for each queue of the link for which events wait. Changed under the queue pair's lock */
 };
 
 struct srd_link {
