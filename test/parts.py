@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-PARTS = {  # what a part installs beside documents: all of these, and nothing that matches none
+PARTS = {  # what a part installs in addition to documents: all of these, and nothing that matches none
     "plugin": ["libnccl-net-perseus.so"],
     "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1",
                 r"lib(mlx5|rdmacm|efa|ibverbs).*", r"libsoftnic_(audit|driver_calls)\.so"],

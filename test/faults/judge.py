@@ -41,7 +41,7 @@ ROWS = (
 )
 
 
-# Done to a world for a while, after which all must be well again.
+# Faults that end after a while, and the settings that must hold again then.
 PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"},
            "flap": {"link": "up"}, "cut": {"loss": "0"}}
 

@@ -8,7 +8,7 @@
 #include "fused/attention/backward/schedule.h"
 
 /* Times as on H200, where 1 is that of a block's products: until an add has read its buffer; until it is done and
- * others see it; what a task takes beside its blocks; and how much blocks differ. */
+ * others see it; what a task takes in addition to its blocks; and how much blocks differ. */
 static const double READ = 0.3, DONE = 1.1, TASK = 2, VARIES = 0.1;
 
 struct block {

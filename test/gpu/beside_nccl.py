@@ -90,7 +90,7 @@ def valid(kernel, result, torch):
 
 
 def take(kernel, result, torch):
-    """Copies of what a launch defines of its result, which is then overwritten."""
+    """Copies of the part of a result that a launch defines. The whole result is then overwritten."""
     copies = [part.clone() for part in valid(kernel, result, torch)]
     for tensor in result if kernel == "moe" else (result,):
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim moe_training of python.py: forward and backward of routed experts, in each way, beside their six grouped
-products alone."""
+"""The claim moe_training of python.py: forward and backward of routed experts, in each way, compared with their six
+grouped products alone."""
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

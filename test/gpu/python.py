@@ -62,7 +62,7 @@ def operands(op, m, n, k, world):
 
 
 def ops_are_right(group):
-    """Each op and layout beside NCCL + fp32."""
+    """Each op and layout, compared with NCCL + fp32."""
     worst = 0.0
     for m, n, k in ((512, 768, 256), (4096, 4096, 1024), (8192, 2048, 4096), (64, 4096, 4096), (1000, 999, 333)):
         for op in OPS:
@@ -241,7 +241,7 @@ def few_rows(group, rounds=20):
 
 
 def gradients_are_right(group):
-    """Forward and backward of the Llama block, eager and compiled, beside the unfused block."""
+    """Forward and backward of the Llama block, eager and compiled, compared with the unfused block."""
     from llama_block import Config, LlamaBlock, Unfused
     from train import initialize
     config, found, ok = Config(hidden=1024, heads=16, kv_heads=4, intermediate=3584), {}, True
@@ -267,8 +267,8 @@ def distance(have, want):
 
 
 def gradients_of_attention_are_right(group, rows=1024):
-    """Of ring attention, compared with fp32 on the whole sequence, beside the errors of torch's own attention in bf16;
-    a second launch must give the same bits. rows: of a rank."""
+    """The gradients of ring attention have errors, against fp32 on the whole sequence, like those of torch's own
+    attention in bf16; a second launch must give the same bits. rows: of a rank."""
     found, ok, seq, rank, world = {}, True, rows * group.world, group.rank, group.world
     for heads, heads_kv, dim, causal in ((8, 8, 128, False), (8, 2, 128, True), (8, 8, 64, True), (8, 2, 64, False)):
         same = torch.Generator().manual_seed(7)  # whole tensors, on all ranks

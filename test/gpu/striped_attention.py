@@ -34,7 +34,7 @@ def reference(q, k, v, met, soft_cap, sinks):
 
 
 def striped_attention_is_right(group):
-    """60 random problems beside fp32 on the whole sequence, forward and backward: sequences from one to hundreds, of
+    """60 random problems against fp32 on the whole sequence, forward and backward: sequences from one to hundreds, of
     one token and empty ones too, windows, caps, sinks, shared KV heads, both head_dims. Each runs twice, with the same
     bits."""
     generator, worst, equal = random.Random(3), 0.0, True
@@ -78,9 +78,9 @@ def striped_attention_is_right(group):
 
 
 def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10, stripe=512):
-    """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
-    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. Also without packing, as one
-    sequence, for the same tokens."""
+    """Times forward and backward of 64k tokens in sequences with the lengths of web pages. By turns with it: torch's
+    varlen attention (FlashAttention-2) of all of them on one GPU, whose time is divided by the ranks; and the same
+    tokens as one sequence."""
     from torch.nn.attention.varlen import varlen_attn
     lengths = lengths_of(total, 1)
     bounds, rows = bounds_of(lengths, group.device), total // group.world

@@ -44,8 +44,8 @@ static int32_t entry_of(const struct row *w, uint32_t epoch, uint32_t rank, uint
     return x % 5 < 2 ? -1 - (int32_t)(x % 100) : (int32_t)(x / 5 % w->experts);
 }
 
-/* Where a choice goes. ABSENT: it has no place. OUTSIDE: its place does not exist. Else the place, or a number that is
- * no place. */
+/* The place of a choice. ABSENT: its expert has none. OUTSIDE: the map names a place that does not exist. A choice that
+ * names no expert gets another number that is no place. */
 enum { ABSENT = -10, OUTSIDE = -11 };
 
 static int64_t place_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)

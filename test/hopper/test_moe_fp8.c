@@ -228,7 +228,7 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* The columns of the first product of a token at an expert, and what is made of them. gate: of the rank's experts. */
+/* Column n of the first product of a token at an expert. expert: its number among the rank's. */
 static struct estimate first_product(const struct row *w, uint32_t rank, uint32_t expert, uint32_t n,
                                      const struct scaled_row *token)
 {

@@ -215,7 +215,7 @@ static uint8_t *result_of(const struct work *w)
     return host;
 }
 
-/* ---- beside a collective ---- */
+/* ---- while a collective of another library runs ---- */
 struct crossing {
     const struct kernel *kernel;
     uint32_t world, rounds;

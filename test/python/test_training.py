@@ -313,7 +313,7 @@ class Shared(nn.Module):
             (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN), (HIDDEN, 7)))
 
     def forward(self, x, factor):
-        """factor: of up's input; 1: it is the shared one."""
+        """factor: multiplies the input of up; 1: up and gate have the same input."""
         y = self.down(F.silu(self.gate(x)) * self.up(x if factor.numel() == 1 else x * factor))
         return y * part(x.mean((1, 2), keepdim=True)), self.odd(x)
 
