@@ -53,7 +53,7 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
     buf_free(&data);
 }
 
-/* With atomics on other words between them, and with compare-and-swaps. */
+/* Also with atomics on other words between the adds, and compare-and-swaps after them. */
 void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum memory memory)
 {
     struct chain chain;
