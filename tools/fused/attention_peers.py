@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-r"""Ring attention beside cuDNN, FA2 and the usual ring attention (NCCL point to point + FA2), in the same process
-group.
+r"""Ring attention compared with cuDNN, FA2 and the usual ring attention (NCCL point to point + FA2), in the same
+process group.
 
   torchrun --nproc-per-node 4 tools/fused/attention_peers.py --library build/fused/libperseus-fused.so \
       --shape 4x16x16x8192x128 ... [--causal]

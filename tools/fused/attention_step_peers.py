@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-r"""A training step's attention, forward and backward, beside torch's own context parallel and beside one GPU.
+r"""A training step's attention, forward and backward, compared with torch's own context parallel and with one GPU.
 
   torchrun --nproc-per-node 4 tools/fused/attention_step_peers.py --library build/fused/libperseus-fused.so \
       --shape 4x16x16x16384x128 --shape 4x16x16x32768x128 --shape 4x16x16x65536x128
@@ -258,7 +258,7 @@ def measure(args, context, mesh, text, rank, world):
     del theirs
     cp = None
     if causal and heads_q == heads_kv and not args.no_torch_cp:
-        # Its dispatcher stays on for all calls of scaled_dot_product_attention, so its turns are beside ours only.
+        # Its dispatcher stays on for all calls of scaled_dot_product_attention, so it takes turns with ours only.
         with TorchContextParallel(mesh, tensors, world) as call:
             again = {name: Way(w.run, w.poison, w.wrote, w.check, w.sampled, w.travels) for name, w in mine.items()
                      if name == "ours"}

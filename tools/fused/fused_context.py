@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet by the CPU side of a
-process group."""
+"""libperseus-fused by ctypes, for scripts that compare its times with torch's: a context whose all-gather is
+that of the CPU side of a process group."""
 import ctypes
 import faulthandler
 import importlib.util

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-r"""A whole MoE layer, [gate | up] with SiLU, down, weighted by the router: ours, through the C API, beside what is
-usual in the same process group.
+r"""A whole MoE layer, [gate | up] with SiLU, down, weighted by the router: ours, through the C API, compared with
+what is usual, in the same process group.
 
   torchrun --nproc-per-node 2 tools/fused/moe_layer_peers.py --library build/fused/libperseus-fused.so \
       --tokens 128 512 2048 8192
@@ -14,7 +14,7 @@ same bits over poison each time. With --nodes, under softnic-run, ranks are on e
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
 of the result, `error_ratio` ours over theirs. Where our plan takes one kernel, for few tokens, "kernels" is our other
-path, --path 1; where sums return beside the second product, "late" is --returns 1. They are checked like ours. JSON,
+path, --path 1; where sums return during the second product, "late" is --returns 1. They are checked like ours. JSON,
 one row each. Exit status 77 without GPUs or torch.
 
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
@@ -220,7 +220,7 @@ def between_nodes(args, ours):
 
 
 def open_ours(args, hosts, sizes, dtype, tensors):
-    """Our layer, of weights that it quantises where its type wants it."""
+    """Our layer. For e4m3 the weights are quantised first."""
     count, hidden, inner, experts, top_k = sizes
     shape = Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1)
     if dtype == "e4m3":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-r"""MoE dispatch + grouped product: ours, through the C API, beside NCCL and torch._grouped_mm in the same process
-group.
+r"""MoE dispatch + grouped product: ours, through the C API, compared with NCCL and torch._grouped_mm, in the
+same process group.
 
   torchrun --nproc-per-node 4 tools/fused/moe_peers.py --library build/fused/libperseus-fused.so \
       --preset deepseek-v3 --tokens 512 2048 8192

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-r"""The fused kernels beside PyTorch's symmetric memory, and beside NCCL + cuBLAS, in one process group.
+r"""The fused kernels compared with PyTorch's symmetric memory, and with NCCL + cuBLAS, in one process group.
 
     torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so \
         --sizes 4096,8192
