@@ -43,7 +43,7 @@ except ImportError as e:
 # ---- experts ----
 
 def experts(*, max_tokens: int = 0, capacity: int = 0, recompute: bool = True) -> None:
-    """What expert parallelism keeps memory for. max_tokens: the most tokens of a rank in one layer; 0: those of the
+    """Options of expert parallelism. max_tokens: the most tokens of a rank in one layer; 0: those of the
     first step, up to the next power of two. capacity: as of perseus.moe_plan(); 0: nothing is ever dropped. recompute:
     as of perseus.moe_layer(): only the inputs of experts stay until the backward pass.
 

@@ -275,7 +275,7 @@ class PerseusFp8MoEMethod(_Method, Fp8MoEMethod):
 
 
 class PerseusFp8Config(Fp8Config):
-    """vLLM's; its MoE layers may be ours."""
+    """vLLM's configuration of FP8, except that MoE layers run on Perseus where it was asked for."""
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         method = super().get_quant_method(layer, prefix)
