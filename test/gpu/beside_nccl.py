@@ -128,7 +128,7 @@ def run_rank(rank, world, port, kernel, held, rounds, seconds, results):
         holder.launch(1, third)
 
     def alone():
-        """What each set of inputs gives in a launch beside nothing."""
+        """The result of each set of inputs, by a launch that nothing else runs with."""
         torch.cuda.synchronize()
         copies = []
         with torch.cuda.stream(ours):

@@ -82,7 +82,7 @@ static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
 
 enum { TOKENS = 120, HIDDEN = 128, COLUMNS = 256, TOP = 2 };
 
-/* The tokens' sums, then a value for each choice. */
+/* The result has the tokens' sums, and after them a value for each choice. */
 static void open_moe_rows(struct work *w, uint32_t capacity)
 {
     size_t sums = (size_t)TOKENS * HIDDEN * 2;

@@ -90,7 +90,7 @@ class Scaled(unittest.TestCase):
         self.each(body)
 
     def test_results_can_be_fp32(self):
-        """A result is then that much nearer to the product than bfloat16 is; sums travel as bfloat16."""
+        """Then a gathered product has errors of fp32, not of bfloat16. Sums still travel as bfloat16."""
         def body(group, kind):
             every = [Operands(r, kind, 24, 128, 512, of_a=0) for r in range(2)]
             x, name = every[group.rank], group.name

@@ -20,7 +20,7 @@ struct gpu_meeting {
 /* One cell of the table, as kernels see it. */
 struct gpu_plan {
     struct prs_device device;
-    uint64_t half;  /* sources below, arrivals above */
+    uint64_t half;  /* offset: sources lie below it, arrivals from it on */
     uint64_t slots; /* transfers beyond share slots */
     uint64_t bytes;
     uint64_t group; /* 0: coupled; else puts per group; at least `concurrency`: one group a destination */
