@@ -182,11 +182,11 @@ struct prs_attention_gradients {
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'
- * launches, one computes sum(out * dout) of each row, one computes dk, dv and the parts of all ranks' dq that this
- * rank's keys contribute, and one adds up dq. Packed sequences and sinks take one more kernel each. P and dS are
- * rounded to bf16 for the products; each gradient is summed in fp32 in a fixed order, and rounded once. Parts of dq
- * travel between ranks with a sign and 13 bits, relative to the largest of four neighbours, so dq of several ranks is
- * as exact as that of one. Results repeat bit by bit. */
+ * launches (not with one rank), one computes sum(out * dout) of each row, one computes dk, dv and the parts of all
+ * ranks' dq that this rank's keys contribute, and one adds up dq. Packed sequences and sinks take one more kernel each.
+ * P and dS are rounded to bf16 for the products; each gradient is summed in fp32 in a fixed order, and rounded once.
+ * Parts of dq travel between ranks with a sign and 13 bits, relative to the largest of four neighbours, so dq of
+ * several ranks is as exact as that of one. Results repeat bit by bit. */
 PRS_API int prs_attention_backward_launch(struct prs_attention_backward_plan *plan,
                                           const struct prs_attention_gradients *operands, struct CUstream_st *stream);
 
