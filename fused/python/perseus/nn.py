@@ -107,7 +107,7 @@ def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 
 @functools.lru_cache(maxsize=256)
 def _in_parts(spec: DTensorSpec) -> DTensorSpec:
-    """Of gradients that are parts of a sum, for a replicated parameter."""
+    """The spec of a replicated parameter's gradient on a rank, which is a part of the sum over ranks."""
     return DTensorSpec(spec.mesh, (Partial(),), tensor_meta=spec.tensor_meta)
 
 

@@ -162,11 +162,11 @@ def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: 
     """ring_attention() of rows that are dealt in stripes (split_sequence()), with masks.
 
     window: a query meets only keys that are nearer than so many positions (causal: and not after it); 0: all. soft_cap:
-    a score x counts as soft_cap * tanh(x / soft_cap). sinks: fp32 [heads_q], a score for each head without a value, as
-    GPT-OSS has them; their gradient is that of the rank's own queries: add up those of all ranks, as of every parameter
-    that the ranks have alike. cu_seqlens: int32 [sequences + 1] on the device, the same on all ranks: sequences packed
-    into the positions of a batch of 1. Rows behind the last one attend to themselves. stripe: rows, a power of two,
-    128 at least; rows of a rank are a multiple of 2 of them; 0: as long as stripe_of() says.
+    a score x counts as soft_cap * tanh(x / soft_cap). sinks: fp32 [heads_q], one more score for each head, without a
+    value, as GPT-OSS has them; their gradient is that of the rank's own queries: add up those of all ranks, as of every
+    parameter that the ranks have alike. cu_seqlens: int32 [sequences + 1] on the device, the same on all ranks:
+    sequences packed into the positions of a batch of 1. Rows after the last one attend to themselves. stripe: rows, a
+    power of two, 128 at least; rows of a rank are a multiple of 2 of them; 0: as long as stripe_of() says.
 
     Returns (out, lse), both with gradients. cu_seqlens may have other values in each replay of a CUDA graph.
     """
