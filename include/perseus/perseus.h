@@ -340,7 +340,7 @@ struct prs_put {
 
 /**
  * Start to write len_bytes to the peer. The put is posted at once when this peer has nothing in flight; else it is
- * posted together with others, behind one doorbell, at the next prs_peer_progress() or when a batch is full. Puts are
+ * posted together with others, with one doorbell, at the next prs_peer_progress() or when a batch is full. Puts are
  * not ordered among each other; notifications and signals are ordered (see there). Large puts are striped over rails
  * by speed and measured completion times. Return 0, PRS_BUSY (nothing was started), or the peer's sticky error. */
 PRS_API int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put);
