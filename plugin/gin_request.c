@@ -205,7 +205,7 @@ static net_result start(struct gin_queue *queue, struct gin_request *request, bo
     request->data_posted = false;
     request->data.status = PRS_OP_PENDING;
     request->signal.status = request->has_signal ? PRS_OP_PENDING : 0;
-    if (!queue->first) /* else it must wait behind earlier ones */
+    if (!queue->first) /* else it must wait for earlier ones */
         r = post_request(queue, request);
     if (r < 0) {
         /* If its data is in flight, keep the request: its test returns the error. */
