@@ -65,7 +65,7 @@ void option_table_set(const struct option_table *table, void *options, const cha
 void option_table_refuse(const struct option_table *table, const char *format, ...)
     __attribute__((noreturn, format(printf, 2, 3)));
 
-/* Read a number at *text, which then points behind it. Return false when there is none. */
+/* Read a number at *text, which then points after it. Return false when there is none. */
 bool option_number(const char **text, uint64_t *value);
 
 #ifdef __cplusplus
