@@ -134,7 +134,7 @@ class PerseusLayer:
 
 class NcclLayer:
     """All ranks' tokens to every rank, torch's grouped products of its experts' rows, the sum back. All sizes are known
-    beforehand, so that graphs can hold it: rows of other ranks' experts lie behind, and are not multiplied."""
+    beforehand, so that graphs can hold it: rows of other ranks' experts come last, and are not multiplied."""
 
     def __init__(self, group, rows, hidden, sizes):
         self.group, self.sizes = group, sizes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim of python.py: a group that slept goes on on GPUs, captured graphs too."""
+"""Claim of python.py: on GPUs, a group that has slept works again, and so do captured graphs."""
 import statistics
 import time
 

@@ -78,7 +78,7 @@ def run(builder, program, number, mutant, test=None):
 
 
 def catch(builder, number, mutant, test=None):
-    """The test that fails, or None. test: that caught it last time."""
+    """The test that fails, or None. test: the one that caught the mutant last time."""
     program = test and "test_" + test.partition("::")[0]
     if program in TESTS and (caught := run(builder, program, number, mutant, test)):
         return caught
