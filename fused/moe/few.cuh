@@ -5,7 +5,8 @@
  * tiles of this rank's experts. Then all warps except warp 0 copy the rows of wide tiles. Then each warp has a role:
  *   warp 0        load_weights   loads weights into the stages, ahead of the rows: it waits for no token
  *   warps 1..7    gather_rows    load the rows of a tile into the stages (few_rows.cuh)
- *   warps 8..11   multiply_units multiply on the tensor cores: weights are A (64 rows), tokens are B (8 to 64 rows)
+ *   warps 8..15   multiply_units multiply on the tensor cores: weights are A (64 rows), tokens are B (8 to 64 rows).
+ *                 Two warpgroups take units by turns: one multiplies while the other ends its last unit
  *
  * Finally all warps claim parts of this rank's tokens, and add up the results that have arrived.
  *
@@ -20,19 +21,32 @@
 #include "fused/moe/few_rows.cuh"
 
 /* ---- warp 0 ---- */
+/* Claims the next unit for all roles. The consumers are told the stage with which it begins, since each warpgroup reads
+ * every second unit only. */
+template <class E>
+PRS_DEVICE void claim_unit(const struct prs_few_args &args, const struct few_memory &m, uint32_t passed,
+                           const struct pipeline &r)
+{
+    struct cta_position at = {blockIdx.x, gridDim.x, 0, 0};
+    unit_pass<E>(m.units, at, passed, make_uint4(atomicAdd(&args.moe.claims->units, 1u), r.stage, r.phase, 0));
+}
+
 template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
 {
     uint32_t lane = threadIdx.x % 32, units = few_units(args, m);
-    struct cta_position at = {blockIdx.x, gridDim.x, 0, 0};
     struct unit_pipeline taken = {0};
     struct pipeline r = {0, 0};
     for (;;) {
         if (lane == 0)
-            unit_fetch<E>(&args.moe.claims->units, m.units, at, taken.taken);
+            claim_unit<E>(args, m, taken.taken, r);
         __syncwarp();
         uint32_t unit = unit_take(m.units, &taken, true);
-        if (unit >= units)
+        if (unit >= units) {
+            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) the other warpgroup of consumers ends, too: delete */
+            if (lane == 0)
+                claim_unit<E>(args, m, taken.taken, r);
             return;
+        }
         struct few_unit u = few_unit_at(args, m, unit);
         int32_t group = (int32_t)(u.block * (args.few.unit[u.product] / PRS_FEW_GROUP));
         for (uint32_t k = 0; k < args.few.inputs[u.product]; k += E::step) {
@@ -50,7 +64,26 @@ template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args,
     }
 }
 
-/* ---- warps 8 to 11 ---- */
+/* ---- warps 8 to 15 ---- */
+/* The number of this thread's warpgroup of consumers. */
+PRS_DEVICE uint32_t few_warpgroup(void)
+{
+    return threadIdx.x / 128 - (1 + PRS_FEW_GATHERERS) / 4;
+}
+
+/* A warpgroup's turn begins when the other one has seen all stages of its unit full. Before that it must not wait for a
+ * stage: a barrier only tells a phase from the next one. */
+PRS_DEVICE void take_turn(void)
+{
+    barrier_sync(FEW_TURN_BARRIER + few_warpgroup(), 2 * PRS_FEW_CONSUMERS * 32);
+}
+
+PRS_DEVICE void give_turn(void)
+{
+    barrier_arrive(FEW_TURN_BARRIER + (few_warpgroup() ^ 1), 2 * PRS_FEW_CONSUMERS * 32);
+}
+static_assert(PRS_FEW_WARPGROUPS == 2, "the other one");
+
 /* Applies the activation and stores the sums `d` in `out`. Thread t has two of every eight tokens, for row t / 32 * 16
  * + t % 32 / 4 of the weights and for the row 8 further down. If gated, the first of these rows belongs to the gate,
  * and the other is the same row of up. */
@@ -104,14 +137,13 @@ PRS_DEVICE void send_vector(const struct prs_few_args &args, const struct few_la
     store_relaxed_sys_v4((uint4 *)to + vector, sent_vector(x));
 }
 
-/* Sends a unit's results on. out: one of two buffers, which units use in turn; so no thread must wait until all threads
- * have read the last unit. */
+/* Sends a unit's results on, from the warpgroup's buffer. */
 template <class E>
 PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                              const struct few_unit &u, const uint8_t *out)
 {
     uint32_t vectors = args.few.unit[u.product] / 8, first = u.block * vectors, all = u.tile.rows * vectors;
-    barrier_sync(FEW_BARRIER, PRS_FEW_CONSUMERS * 32);
+    barrier_sync(FEW_OUT_BARRIER + few_warpgroup(), PRS_FEW_CONSUMERS * 32);
     for (uint32_t i = threadIdx.x % 128; i < all; i += PRS_FEW_CONSUMERS * 32) {
         uint32_t row = i / vectors, vector = i % vectors; /* as stored_row() says */
         if (first + vector >= args.few.columns[u.product] / 8)
@@ -145,6 +177,8 @@ PRS_DEVICE void multiply_rows(const struct few_memory &m, struct pipeline *p, ui
 {
     for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(p)) {
         mbarrier_wait(&m.full[p->stage], p->phase);
+        if (step + 1 == steps)
+            give_turn();
         wgmma_fence();
         multiply_half<E>(d, m, p->stage, 0, step != 0);
         multiply_half<E>(d, m, p->stage, 1, true);
@@ -181,6 +215,8 @@ PRS_DEVICE void multiply_scaled_rows(const struct few_memory &m, struct pipeline
         const float *scales = m.scales + p->stage * E::stage_scales;
         float left[ROWS / 2], right[ROWS / 2];
         mbarrier_wait(&m.full[p->stage], p->phase);
+        if (step + 1 == steps)
+            give_turn();
         struct weight_scales s = *(const struct weight_scales *)(scales + E::row_scales);
         wgmma_fence();
         multiply_half<E>(left, m, p->stage, 0, false);
@@ -218,13 +254,18 @@ PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_
 template <class E>
 PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
-    uint32_t units = few_units(args, m);
-    struct unit_pipeline taken = {0};
-    struct pipeline p = {0, 0};
-    for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
-        struct few_unit u = few_unit_at(args, m, unit);
-        /* MUTANT(emulator moe_few_order/of_a_layer_in_one_launch) units take two rooms in turn: s/taken.taken % 2/0/ */
-        uint8_t *out = m.out + taken.taken % 2 * E::out;
+    uint32_t units = few_units(args, m), warpgroup = few_warpgroup();
+    struct unit_pipeline taken = {warpgroup};
+    /* MUTANT(emulator moe_few_order/of_a_layer_in_one_launch) each warpgroup has a room: s/warpgroup/0/ */
+    uint8_t *out = m.out + warpgroup * E::out;
+    if (warpgroup != 0)
+        give_turn(); /* the first unit is the other one's */
+    for (uint4 told; (told = unit_told(m.units, &taken, true)).x < units; taken.taken++) {
+        struct few_unit u = few_unit_at(args, m, told.x);
+        struct pipeline p = {told.y, told.z};
+        /* All warps of this warpgroup come here, so they have read what they had left in `out`. */
+        /* MUTANT(emulator moe_few_order/of_a_layer_in_one_launch) a warpgroup waits for its turn: delete */
+        take_turn();
         if (u.tile.rows <= 8)
             multiply_unit<E, 8>(args, m, l, u, &p, out);
         else if (u.tile.rows <= 16)
@@ -379,12 +420,18 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     __syncthreads();
     if (E::packed && threadIdx.x >= 32)
         pack_rows<E>(args, m, l);
-    if (threadIdx.x < 32)
-        load_weights<E>(args, m);
-    else if (threadIdx.x < (1 + PRS_FEW_GATHERERS) * 32)
-        gather_rows<E>(args, m, l);
-    else
+    if (threadIdx.x < (1 + PRS_FEW_GATHERERS) * 32) {
+        if constexpr (E::moves_registers)
+            registers_give<FEW_PRODUCER_REGISTERS>();
+        if (threadIdx.x < 32)
+            load_weights<E>(args, m);
+        else
+            gather_rows<E>(args, m, l);
+    } else {
+        if constexpr (E::moves_registers)
+            registers_take<FEW_CONSUMER_REGISTERS>();
         multiply_units<E>(args, m, l);
+    }
     __syncthreads();
     combine_results<E::result>(args, m, l);
     __syncthreads();

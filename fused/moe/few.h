@@ -39,15 +39,16 @@ enum {
     /* rows of an expert that are multiplied at a time, the N of the tensor cores. The plan chooses one of the two */
     PRS_FEW_NARROW = 32,
     PRS_FEW_WIDE = 64,
-    PRS_FEW_WEIGHTS = 64,  /* rows of weights in a unit: the M of the tensor cores */
-    PRS_FEW_STEP = 256,    /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
-    PRS_FEW_GROUP = 8,     /* consecutive rows of weights; gated: groups of the gate and of up alternate */
-    PRS_FEW_PIECE = 1024,  /* columns of a token that a warp sends */
-    PRS_FEW_GATHERERS = 7, /* warps that load rows */
-    PRS_FEW_CONSUMERS = 4, /* warps that multiply */
-    PRS_FEW_WARPS = 1 + PRS_FEW_GATHERERS + PRS_FEW_CONSUMERS,
+    PRS_FEW_WEIGHTS = 64,   /* rows of weights in a unit: the M of the tensor cores */
+    PRS_FEW_STEP = 256,     /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
+    PRS_FEW_GROUP = 8,      /* consecutive rows of weights; gated: groups of the gate and of up alternate */
+    PRS_FEW_PIECE = 1024,   /* columns of a token that a warp sends */
+    PRS_FEW_GATHERERS = 7,  /* warps that load rows */
+    PRS_FEW_CONSUMERS = 4,  /* warps that multiply a unit: a warpgroup */
+    PRS_FEW_WARPGROUPS = 2, /* take units by turns */
+    PRS_FEW_WARPS = 1 + PRS_FEW_GATHERERS + PRS_FEW_WARPGROUPS * PRS_FEW_CONSUMERS,
 };
-static_assert((1 + PRS_FEW_GATHERERS) % 4 == 0, "the warps that multiply are a warpgroup");
+static_assert((1 + PRS_FEW_GATHERERS) % 4 == 0, "the warps that multiply are warpgroups");
 
 /* Memory of this rank; zero before the first launch. */
 struct prs_few_state {

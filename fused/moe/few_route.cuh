@@ -17,7 +17,12 @@ enum {
     FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
     FEW_PACKED_ROWS = 8, /* rows that a warp copies at a time */
     FEW_TERMS = 8,       /* results that a lane reads at a time */
-    FEW_BARRIER = 1      /* the consumers' named barrier */
+    /* of a thread, if consumers need more than the 128 that each thread has at first */
+    FEW_PRODUCER_REGISTERS = 96,
+    FEW_CONSUMER_REGISTERS = 160,
+    /* named barriers, one for each warpgroup of consumers; 0 is __syncthreads() */
+    FEW_TURN_BARRIER = 1,
+    FEW_OUT_BARRIER = FEW_TURN_BARRIER + PRS_FEW_WARPGROUPS
 };
 static_assert((uint32_t)PRS_FEW_PIECE == QUANTISE_PART, "a warp quantises what it sends");
 
@@ -31,6 +36,7 @@ template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;                /* operands have scales of blocks */
     static constexpr uint32_t step = PRS_FEW_STEP / element<TYPE>::bytes; /* columns in a stage */
     static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* vectors of a lane */
+    static constexpr bool moves_registers = packed && scaled; /* sums of two blocks and their total */
     /* For units.cuh. */
     static constexpr int cluster = 1;
     /* Layout of shared memory. Wide tiles leave room for fewer stages. */
@@ -42,11 +48,13 @@ template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr int stages = packed ? 5 : scaled ? 7 : 8;
     /* Warps that load rows: at most as many as stages, because a barrier can only tell a phase from the next one. */
     static constexpr uint32_t gatherers = stages < PRS_FEW_GATHERERS ? stages : PRS_FEW_GATHERERS;
-    static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS; /* units.cuh needs it */
+    /* units.cuh needs it. Only one warpgroup of consumers reads a unit. */
+    static constexpr int unit_readers = 1 + gatherers + PRS_FEW_CONSUMERS;
+    static_assert((int)UNIT_SLOTS == (int)PRS_FEW_WARPGROUPS, "each warpgroup has a slot");
     static constexpr uint32_t out = TILE * FEW_OUT_PITCH;
     static constexpr uint32_t at_scales = stages * stage;
     static constexpr uint32_t at_out = at_scales + stages * stage_scales * sizeof(float);
-    static constexpr uint32_t at_barriers = at_out + 2 * out; /* units use the two buffers in turn */
+    static constexpr uint32_t at_barriers = at_out + PRS_FEW_WARPGROUPS * out;
     static constexpr uint32_t at_tiles = at_barriers + 512;
     static constexpr uint32_t at_counts = at_tiles + (PRS_FEW_MOST_CHOICES / TILE + PRS_ROUTE_MAX_EXPERTS) * 4;
     static constexpr uint32_t at_codes = at_counts + PRS_ROUTE_MAX_EXPERTS * 4;
@@ -64,7 +72,7 @@ static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 &
               "a word for each tile");
 
 struct few_memory {
-    uint8_t *base, *out;    /* [stages][stage], [2][out]; few_engine has the sizes */
+    uint8_t *base, *out;    /* [stages][stage], [warpgroup of consumers][out]; few_engine has the sizes */
     uint64_t *full, *empty; /* [stages] */
     float *scales;          /* [stages][stage_scales] */
     struct unit_memory units;
