@@ -14,10 +14,10 @@ static const double ONE_US = 32; /* the launch, and three waits for other ranks 
 static const double LAYER_US = 105;
 static const double ROUTING_US = 25; /* counts, offsets and maps of a dispatch with its product */
 
-/* A layer as one kernel; fitted on one H200 to one rank's load of 4 (moe-layer-one-kernel-wide-1xH200.json). */
-static const double STAGE_US = 0.3, UNIT_US = 1;    /* multiplying a stage; the end of a unit */
-static const double SCALED_UNIT_US[2] = {4.5, 1.4}; /* e4m3; the first product's results are quantised */
-static const double PACK_US = 8;                    /* copying the rows of wide tiles */
+/* A layer as one kernel; fitted on one H200 to one rank's load of 4 (moe-layer-one-kernel-turns-1xH200.json). */
+static const double STAGE_US = 0.3, UNIT_US = 1;      /* multiplying a stage; the end of a unit */
+static const double SCALED_UNIT_US[2] = {4.5, 1.4};   /* e4m3; the first product's results are quantised */
+static const double PACK_US = 8, PACK_ROW_US = 0.008; /* copying the rows of wide tiles: the least, and of each */
 static const double BOX_US = 0.001; /* TMA takes 15 ns for 128 bytes of a row; this part of it is not hidden */
 
 enum { BF16_BYTES = 2 };
@@ -64,16 +64,17 @@ struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint3
     return t;
 }
 
-/* The time that a tile takes, if all SMs share it: the longer of reading the weights of its units, even if they come
- * from L2, and multiplying them. */
-static double tile_us(const struct prs_moe_shape *s, uint32_t element_bytes)
+/* The time that tiles take, if all SMs share them. Weights of an expert's first tile come from memory, those of others
+ * from L2. Two warpgroups take units by turns: one multiplies while the other ends its unit. */
+static double tiles_us(const struct prs_moe_shape *s, uint32_t element_bytes, double hit, double tiles)
 {
     uint32_t inner = (uint32_t)inner_columns(s), inputs[2] = {s->hidden, inner}, rows[2] = {s->columns, s->hidden};
     double us = 0;
     for (uint32_t i = 0; i < 2; i++) {
         double bytes = (double)inputs[i] * element_bytes, units = (double)rows[i] / PRS_FEW_WEIGHTS;
-        double multiplied = bytes / PRS_FEW_STEP * STAGE_US + (element_bytes == 1 ? SCALED_UNIT_US[i] : UNIT_US);
-        us += units * larger(bytes * PRS_FEW_WEIGHTS / PRS_MEMORY_BYTES_PER_US, multiplied / PRS_SMS);
+        double multiplied = bytes / PRS_FEW_STEP * STAGE_US, end = element_bytes == 1 ? SCALED_UNIT_US[i] : UNIT_US;
+        double unit = larger(multiplied, (multiplied + end) / 2) / PRS_SMS;
+        us += units * (hit * larger(bytes * PRS_FEW_WEIGHTS / PRS_MEMORY_BYTES_PER_US, unit) + (tiles - hit) * unit);
     }
     return us;
 }
@@ -81,10 +82,11 @@ static double tile_us(const struct prs_moe_shape *s, uint32_t element_bytes)
 double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes, uint32_t *tile)
 {
     double row_bytes = (double)s->hidden * BF16_BYTES, rows = (double)s->tokens * s->top_k, hit = hit_experts(s, world);
-    double each = tile_us(s, element_bytes), boxes = rows * s->hidden / PRS_STAGE_ROW;
+    double boxes = rows * s->hidden / PRS_STAGE_ROW * s->columns / PRS_FEW_WEIGHTS;
     double narrow =
-        larger(hit, rows / PRS_FEW_NARROW + hit / 2) * each + boxes * s->columns / PRS_FEW_WEIGHTS * BOX_US / PRS_SMS;
-    double wide = larger(hit, rows / PRS_FEW_WIDE + hit / 2) * each + PACK_US;
+        tiles_us(s, element_bytes, hit, larger(hit, rows / PRS_FEW_NARROW + hit / 2)) + boxes * BOX_US / PRS_SMS;
+    double wide = tiles_us(s, element_bytes, hit, larger(hit, rows / PRS_FEW_WIDE + hit / 2)) +
+                  larger(PACK_US, rows * PACK_ROW_US);
     bool is_wide = wide < narrow || rows > hit * PRS_FEW_NARROW;
     if (tile)
         *tile = is_wide ? PRS_FEW_WIDE : PRS_FEW_NARROW;

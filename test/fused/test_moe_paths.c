@@ -66,7 +66,7 @@ Test(moe_paths, experts_with_many_rows_take_several_kernels)
     }
 }
 
-/* Measured on one H200 with one rank's load of 4 (doc/results/moe-layer-one-kernel-wide-1xH200.json): its experts are
+/* Measured on one H200 with one rank's load of 4 (doc/results/moe-layer-one-kernel-turns-1xH200.json): its experts are
  * a quarter of all. */
 Test(moe_paths, tiles_are_wide_where_experts_have_many_rows)
 {
@@ -74,21 +74,21 @@ Test(moe_paths, tiles_are_wide_where_experts_have_many_rows)
         uint32_t tokens, hidden, inner, experts, tile;
         double us; /* e4m3 */
     } rows[] = {
-        {8, 2048, 768, 32, 32, 60.7},    {64, 2048, 768, 32, 32, 75.7},    {128, 2048, 768, 32, 64, 87.3},
-        {256, 2048, 768, 32, 64, 124.8}, {512, 2048, 768, 32, 64, 198.4},  {8, 7168, 2048, 64, 32, 455.8},
-        {32, 7168, 2048, 64, 32, 681.1}, {128, 7168, 2048, 64, 64, 710.5}, {256, 7168, 2048, 64, 64, 775.5},
+        {8, 2048, 768, 32, 32, 53.5},     {64, 2048, 768, 32, 32, 66.5},    {128, 2048, 768, 32, 64, 74.7},
+        {256, 2048, 768, 32, 64, 96.8},   {512, 2048, 768, 32, 64, 149.7},  {8, 7168, 2048, 64, 32, 454.5},
+        {128, 7168, 2048, 64, 64, 698.3}, {256, 7168, 2048, 64, 64, 727.8},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s = layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, 8);
         uint32_t tile = 0;
         double us = prs_moe_time_of_one(&s, 1, 1, &tile) / rows[i].us;
         cr_assert_eq(tile, rows[i].tile, "row %zu: %u rows", i, tile);
-        cr_assert(us > 0.85 && us < 1.4, "row %zu: %g of what was measured", i, us); /* one rank waits for no other */
+        cr_assert(us > 0.9 && us < 1.3, "row %zu: %g of what was measured", i, us); /* one rank waits for no other */
     }
 }
 
 /* In e4m3, measured on 4 H100s (doc/results/moe-layer-fp8-peers-4xH100.json). Their memory has 0.7 of the bandwidth
- * that plans expect. */
+ * that plans expect, and one warpgroup multiplied and ended all units. */
 Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
 {
     static const struct {
@@ -106,6 +106,6 @@ Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
         double one = prs_moe_time_of_one(&s, 4, 1, NULL);
         double several = prs_moe_time_of_kernels(&s, 4, s.hidden + s.hidden / 32, 1).all;
         cr_assert_eq(one < several, rows[i].one_us < rows[i].several_us, "row %zu: %g us, several %g", i, one, several);
-        cr_assert(one / rows[i].one_us > 0.6 && one / rows[i].one_us < 1, "row %zu: %g us", i, one);
+        cr_assert(one / rows[i].one_us > 0.5 && one / rows[i].one_us < 1, "row %zu: %g us", i, one);
     }
 }
