@@ -16,7 +16,9 @@ template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_arg
     for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
         *arrival_at(args, 0, epoch, i) = 0;
     if (threadIdx.x == 0)
-        *args.claims = {0, 0, 0, epoch};
+        /* MUTANT(emulator attention_lengths/of_fewer_sequences_have_the_bits_of_their_own_plan) the next launch needs
+         * credit of the groups of this one: s/schedule.groups/schedule.room_groups/ */
+        *args.claims = {0, 0, args.schedule.groups, epoch};
     /* Launches that announced their numbers of rows before they began (plan_switch.cuh) are compared a second time
      * here. */
     if (!args.sync.alarm || *(volatile uint64_t *)&args.sync.words->said == 0)

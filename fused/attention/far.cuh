@@ -24,7 +24,7 @@ PRS_DEVICE uint64_t terms_place(const struct prs_attention_args &args, uint32_t 
                                 uint32_t segment, uint32_t row)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint64_t term = prs_backward_term(s, s->pairs, prs_backward_bank(epoch), rank, pair, segment) + row;
+    uint64_t term = prs_backward_term(s, prs_backward_bank(epoch), rank, pair, segment) + row;
     return prs_attention_staged_bytes(s, args.row_bytes) + term * sizeof(struct prs_backward_term);
 }
 
@@ -47,7 +47,7 @@ PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, ui
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t slab = index % s->room_slabs, tensor = index / s->room_slabs / s->segments;
-    uint32_t segment = index / s->room_slabs % s->segments, kind = tensor % 2, pair = tensor / 2 % s->pairs;
+    uint32_t segment = index / s->room_slabs % s->segments, kind = tensor % 2, pair = tensor / 2 % s->room_pairs;
     uint32_t row = slab * s->slab_chunks * s->chunk_rows, rows = s->segment_rows - row;
     if (!arrives_last(arrival_at(args, 0, epoch, index), prs_attention_arrivals(s, slab)))
         return;

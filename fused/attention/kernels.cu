@@ -114,7 +114,7 @@ extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args
     /* MUTANT(emulator attention/keys_that_are_copied_are_right) credit for all groups of copied keys:
      * s/prs_attention_credit(s, s->place.world, 0)/s->place.world - 1/ */
     uint32_t credits = prs_attention_credit(s, s->place.world, 0);
-    return launch_begin_copies(
-        {args->sync, s->place, args->credits[0], NULL, credits, s->groups, s->place.world - 1, PRS_AWAIT_CREDIT},
-        stream);
+    return launch_begin_copies({args->sync, s->place, args->credits[0], NULL, &args->claims->groups_before, credits,
+                                s->room_groups, s->place.world - 1, PRS_AWAIT_CREDIT},
+                               stream);
 }

@@ -39,7 +39,7 @@ struct prs_find_parts_args {
  * outside of the positions. 0 or -EIO. */
 int prs_attention_kernel_find_parts(const struct prs_find_parts_args *args, cudaStream_t stream);
 
-/* Before a launch that is shorter than its plan: enqueues the kernel that writes its pieces. 0 or -EIO. */
+/* Before a launch that is smaller than its plan: enqueues the kernel that writes its pieces. 0 or -EIO. */
 int prs_attention_kernel_lay(const struct prs_lay_args *args, cudaStream_t stream);
 
 /* Enqueues one launch. 0 or -EIO. */

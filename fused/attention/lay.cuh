@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel before a launch of ring attention that is shorter than its plan: it writes what the host uploads once for
- * launches of the plan's length. */
+/* The kernel before a launch of ring attention that is smaller than its plan: it writes what the host uploads once for
+ * launches of the plan's size. */
 #ifndef PERSEUS_FUSED_ATTENTION_LAY_CUH
 #define PERSEUS_FUSED_ATTENTION_LAY_CUH
 

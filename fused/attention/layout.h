@@ -56,17 +56,17 @@ enum prs_attention_step_flags {
     PRS_STEP_MASKED = 2 /* not every row of the task meets every row of the block */
 };
 
-/* Counters by which the CTAs of a rank claim work. Zero between launches, except `before`. */
+/* Counters by which the CTAs of a rank claim work, zero between launches; and what this plan's previous launch was. */
 struct prs_attention_claims {
     uint32_t pieces, messages;
-    uint32_t unused;
-    uint32_t before; /* epoch of this plan's previous launch */
+    uint32_t groups_before; /* how many it had */
+    uint32_t before;        /* its epoch */
 };
 
 enum { PRS_ATTENTION_MOST_CUTS = 401 }; /* of 200 CTAs; with the rest, 4 KB of arguments */
 
-/* The kernel before a launch that is shorter than its plan: it writes the pieces, their parts, and how many pieces each
- * group has. So a plan has memory for one such launch only, and a graph brings its own length. */
+/* The kernel before a launch that is smaller than its plan: it writes the pieces, their parts, and how many pieces each
+ * group has. So a plan has memory for one such launch only, and a graph brings its own size. */
 struct prs_lay_args {
     struct prs_attention_schedule schedule; /* of the launch */
     struct prs_attention_piece *pieces;

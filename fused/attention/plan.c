@@ -15,7 +15,7 @@
 
 enum {
     WARPGROUP_ROWS = 64,
-    KEPT_LENGTHS = 64 /* shorter than the plan: how they are dealt is kept. 4 KB each */
+    KEPT_SIZES = 64 /* smaller than the plan: how they are dealt is kept. 4 KB each */
 };
 
 /* Where the pieces of a launch lie on the device. */
@@ -25,9 +25,9 @@ struct pieces {
     uint32_t *pieces_of;
 };
 
-/* How a launch that is shorter than its plan is dealt. */
+/* How a launch that is smaller than its plan is dealt. */
 struct dealt {
-    uint32_t seq, pieces_count, cuts_count;
+    uint32_t batch, seq, pieces_count, cuts_count;
     struct prs_attention_cut cuts[];
 };
 
@@ -40,13 +40,13 @@ struct prs_attention_plan {
     const void *k, *v;               /* of the launch that is being enqueued */
     struct prs_find_parts_args find; /* the same; packed sequences */
     struct prs_attention_tuning wanted;
-    /* Lengths: args and, of shorter launches, lay are those of launches with `seq` positions. */
-    uint32_t seq;
-    struct prs_attention_schedule most; /* of launches with the plan's length */
+    /* Sizes: args and, of smaller launches, lay are those of launches of this shape. batch 0: of none. */
+    struct prs_attention_shape now;
+    struct prs_attention_schedule most; /* of launches of the plan's size */
     uint32_t most_pieces;
-    struct pieces whole, shorter; /* of launches with the plan's length, which are uploaded; and of a shorter one */
+    struct pieces whole, smaller; /* of launches of the plan's size, which are uploaded; and of a smaller one */
     struct prs_lay_args lay;
-    struct dealt *kept[KEPT_LENGTHS];
+    struct dealt *kept[KEPT_SIZES];
     uint32_t kept_next; /* replaces this one */
 };
 
@@ -63,7 +63,7 @@ static struct prs_attention_box box_of_block(const struct prs_attention_plan *p,
 static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads,
                          struct prs_attention_box box, CUtensorMap *map)
 {
-    return prs_attention_encode(&p->shape, &p->args.schedule, base, 1, heads, box, map);
+    return prs_attention_encode(&p->now, &p->args.schedule, base, 1, heads, box, map);
 }
 
 /* If copy engines move the data: encodes the tensors of all other ranks. */
@@ -74,22 +74,21 @@ static int encode_received(struct prs_attention_plan *p)
     uint32_t heads = p->shape.heads_kv, slices;
     int r;
     if (p->args.planes == 0) {
-        r = prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
+        r = prs_attention_encode_stages(&p->now, s, p->args.staging[0], box, &p->args.received);
         return r ? r
-                 : prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box_of_block(p, true),
+                 : prs_attention_encode_stages(&p->now, s, p->args.staging[0], box_of_block(p, true),
                                                &p->args.received_values);
     }
     slices = s->place.world - 1;
-    if (prs_attention_value_dim(&p->shape) == p->shape.head_dim)
-        return prs_attention_encode(&p->shape, s, p->args.staging[0], 2 * slices, heads, box, &p->args.received);
-    r = prs_attention_encode(&p->shape, s, p->args.staging[0], slices, heads, box, &p->args.received);
+    if (prs_attention_value_dim(&p->now) == p->now.head_dim)
+        return prs_attention_encode(&p->now, s, p->args.staging[0], 2 * slices, heads, box, &p->args.received);
+    r = prs_attention_encode(&p->now, s, p->args.staging[0], slices, heads, box, &p->args.received);
     return r ? r
-             : prs_attention_encode(&p->shape, s,
-                                    p->args.staging[0] + prs_attention_copied_at(&p->shape, s, 1, PRS_VALUES), slices,
-                                    heads, box_of_block(p, true), &p->args.received_values);
+             : prs_attention_encode(&p->now, s, p->args.staging[0] + prs_attention_copied_at(&p->now, s, 1, PRS_VALUES),
+                                    slices, heads, box_of_block(p, true), &p->args.received_values);
 }
 
-/* The most parts of a launch, which may be shorter than the plan. A striped one has none. */
+/* The most parts of a launch, which may be smaller than the plan. A striped one has none. */
 static uint32_t most_parts(const struct prs_attention_plan *p)
 {
     return p->shape.stripe != 0 ? 0 : prs_attention_deal_most_parts(p->info.tuning.ctas);
@@ -112,7 +111,7 @@ static struct pieces pieces_at(const struct prs_attention_plan *p, uint8_t *at)
     return x;
 }
 
-/* Takes one piece of memory for the pieces of a launch of the plan's length and of a shorter one, claims, the parts'
+/* Takes one piece of memory for the pieces of a launch of the plan's size and of a smaller one, claims, the parts'
  * counters, finished groups, and the sequence of each position; and memory that plans share, for partial results of
  * parts. */
 static int open_own(struct prs_attention_plan *p)
@@ -134,7 +133,7 @@ static int open_own(struct prs_attention_plan *p)
     if (r)
         return r;
     p->whole = pieces_at(p, own);
-    p->shorter = pieces_at(p, own + pieces);
+    p->smaller = pieces_at(p, own + pieces);
     a->partial = (float *)p->base.scratch.at;
     a->parts_done = (uint32_t *)(own + at_counters);
     a->claims = (struct prs_attention_claims *)(own + at_claims);
@@ -174,9 +173,10 @@ static int open_deal(struct prs_attention_plan *p)
     return r;
 }
 
-/* ---- lengths ---- */
-/* Deals a shorter launch, and keeps the result in place of the oldest one. NULL: -ENOMEM. */
-static struct dealt *deal_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+/* ---- sizes ---- */
+/* Deals a smaller launch, and keeps the result in place of the oldest one. NULL: -ENOMEM. */
+static struct dealt *deal_smaller(struct prs_attention_plan *p, const struct prs_attention_schedule *s,
+                                  const struct prs_attention_shape *launch)
 {
     struct prs_attention_deal deal;
     struct dealt *x;
@@ -186,31 +186,34 @@ static struct dealt *deal_shorter(struct prs_attention_plan *p, const struct prs
     cuts = deal.parts_count * sizeof(*x->cuts);
     x = malloc(sizeof(*x) + cuts);
     if (x) {
-        *x = (struct dealt){seq, deal.pieces_count, deal.parts_count};
+        *x = (struct dealt){launch->batch, launch->seq, deal.pieces_count, deal.parts_count};
         memcpy(x->cuts, deal.cuts, cuts);
         free(p->kept[p->kept_next]);
         p->kept[p->kept_next] = x;
-        p->kept_next = (p->kept_next + 1) % KEPT_LENGTHS;
+        p->kept_next = (p->kept_next + 1) % KEPT_SIZES;
     }
     prs_attention_deal_fini(&deal);
     return x;
 }
 
-/* Finds the cuts of a shorter launch for lay_pieces(). */
-static int prepare_cuts(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+/* Finds the cuts of a smaller launch for lay_pieces(). */
+static int prepare_cuts(struct prs_attention_plan *p, const struct prs_attention_schedule *s,
+                        const struct prs_attention_shape *launch)
 {
     struct dealt *x = NULL;
     if (most_parts(p) > PRS_ATTENTION_MOST_CUTS)
         return prs_fail(-ENOTSUP,
-                        "attention: seq %u of a launch of a plan for %u positions and %u CTAs: such a launch may be "
-                        "shorter than its plan with %d CTAs at most: `ctas` of the tuning",
-                        seq, p->shape.seq, p->info.tuning.ctas, PRS_ATTENTION_MOST_CUTS / 2);
-    for (uint32_t i = 0; i < KEPT_LENGTHS && !x; i++)
-        x = p->kept[i] && p->kept[i]->seq == seq ? p->kept[i] : NULL;
+                        "attention: a launch of %u sequences of %u positions, of a plan for %u of %u and %u CTAs: a "
+                        "launch may be smaller than its plan with %d CTAs at most: `ctas` of the tuning",
+                        launch->batch, launch->seq, p->shape.batch, p->shape.seq, p->info.tuning.ctas,
+                        PRS_ATTENTION_MOST_CUTS / 2);
+    for (uint32_t i = 0; i < KEPT_SIZES && !x; i++)
+        x = p->kept[i] && p->kept[i]->batch == launch->batch && p->kept[i]->seq == launch->seq ? p->kept[i] : NULL;
     if (!x)
-        x = deal_shorter(p, s, seq);
+        x = deal_smaller(p, s, launch);
     if (!x)
-        return prs_fail(-ENOMEM, "attention: no memory for a launch of %u positions", seq);
+        return prs_fail(-ENOMEM, "attention: no memory for a launch of %u sequences of %u positions", launch->batch,
+                        launch->seq);
     p->lay.cuts_count = x->cuts_count;
     memcpy(p->lay.cuts, x->cuts, x->cuts_count * sizeof(*x->cuts));
     p->args.pieces_count = x->pieces_count;
@@ -218,41 +221,44 @@ static int prepare_cuts(struct prs_attention_plan *p, const struct prs_attention
 }
 
 /* Fills in the arguments of lay_pieces(). */
-static int prepare_shorter(struct prs_attention_plan *p, const struct prs_attention_schedule *s, uint32_t seq)
+static int prepare_smaller(struct prs_attention_plan *p, const struct prs_attention_schedule *s,
+                           const struct prs_attention_shape *launch)
 {
     p->lay.schedule = *s;
-    p->lay.pieces = p->shorter.pieces, p->lay.parts = p->shorter.parts, p->lay.pieces_of = p->shorter.pieces_of;
+    p->lay.pieces = p->smaller.pieces, p->lay.parts = p->smaller.parts, p->lay.pieces_of = p->smaller.pieces_of;
     p->lay.striped = p->shape.stripe != 0;
     p->args.pieces_count = s->tasks;
-    return p->lay.striped != 0 ? 0 : prepare_cuts(p, s, seq);
+    return p->lay.striped != 0 ? 0 : prepare_cuts(p, s, launch);
 }
 
-/* Makes the arguments those of launches of this length. */
-static int take_length(struct prs_attention_plan *p, uint32_t seq)
+/* Makes the arguments those of launches of this size. */
+static int take_size(struct prs_attention_plan *p, const struct prs_attention_shape *launch)
 {
     struct prs_attention_args *a = &p->args;
-    const struct pieces *pieces = seq == p->shape.seq ? &p->whole : &p->shorter;
-    struct prs_attention_shape shape = p->shape;
+    bool whole = prs_attention_same_size(launch, &p->shape);
+    const struct pieces *pieces = whole ? &p->whole : &p->smaller;
+    uint32_t rows = launch->seq / p->most.place.world;
     struct prs_attention_info info = p->info;
     int r = 0;
-    if (seq == p->seq)
+    if (prs_attention_same_size(launch, &p->now))
         return 0;
-    p->seq = 0;
-    shape.seq = seq;
-    a->schedule =
-        seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, shape.stripe != 0, seq / p->most.place.world);
-    a->stripes.positions = seq;
+    p->now = *launch;
+    a->schedule = whole ? p->most : prs_attention_smaller(&p->most, launch->stripe != 0, launch->batch, rows);
+    a->stripes.positions = launch->seq;
     a->pieces_count = p->most_pieces;
-    if (seq != p->shape.seq)
-        r = prepare_shorter(p, &a->schedule, seq);
+    if (!whole)
+        r = prepare_smaller(p, &a->schedule, launch);
     a->pieces = pieces->pieces, a->parts = pieces->parts, a->pieces_of = pieces->pieces_of;
-    a->out_strides = prs_attention_strides_of(&shape, &a->schedule, shape.heads_q, prs_attention_value_dim(&shape));
-    prs_attention_tuning_predict(&shape, &a->schedule, &info);
+    a->out_strides = prs_attention_strides_of(launch, &a->schedule, launch->heads_q, prs_attention_value_dim(launch));
+    if (a->planes != 0)
+        a->planes = prs_attention_planes(launch, &a->schedule, launch->heads_kv);
+    prs_attention_tuning_predict(launch, &a->schedule, &info);
     a->push_gap = prs_attention_tuning_gap(&info);
     if (r == 0 && a->schedule.place.world > 1)
         r = encode_received(p);
-    p->base.switching.rows = seq / a->schedule.place.world;
-    p->seq = r ? 0 : seq;
+    p->base.switching.batch = launch->batch;
+    p->base.switching.rows = rows;
+    p->now.batch = r ? 0 : launch->batch;
     return r;
 }
 
@@ -284,7 +290,7 @@ static int place(struct prs_plan *base)
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     if (s->place.world == 1)
-        return take_length(p, p->shape.seq);
+        return take_size(p, &p->shape);
     a->arrival_words = prs_attention_arrival_words(s);
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = base->memory[STAGING]->at[peer];
@@ -293,13 +299,13 @@ static int place(struct prs_plan *base)
     }
     if (s->place.nodes > 1)
         prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &a->far);
-    return take_length(p, p->shape.seq);
+    return take_size(p, &p->shape);
 }
 
 static void close_plan(struct prs_plan *base)
 {
     struct prs_attention_plan *p = self(base);
-    for (uint32_t i = 0; i < KEPT_LENGTHS; i++) {
+    for (uint32_t i = 0; i < KEPT_SIZES; i++) {
         free(p->kept[i]);
         p->kept[i] = NULL;
     }
@@ -436,7 +442,7 @@ static int find_parts(struct prs_plan *base, cudaStream_t stream)
 static int lay_pieces(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_plan *p = self(base);
-    return p->seq != p->shape.seq ? prs_attention_kernel_lay(&p->lay, stream) : 0;
+    return !prs_attention_same_size(&p->now, &p->shape) ? prs_attention_kernel_lay(&p->lay, stream) : 0;
 }
 
 static prs_launch_step_fn *const forward_steps[] = {find_parts, lay_pieces, launch_kernel, NULL};
@@ -449,7 +455,7 @@ static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 static int enqueue_copies(struct prs_plan *base)
 {
     struct prs_attention_plan *p = self(base);
-    return prs_attention_copies_enqueue(base->copies, &p->shape, &p->args, p->k, p->v);
+    return prs_attention_copies_enqueue(base->copies, &p->now, &p->args, p->k, p->v);
 }
 
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
@@ -519,12 +525,12 @@ static int check_operands(const struct prs_attention_operands *x)
 int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attention_operands *x,
                          struct CUstream_st *stream)
 {
-    uint32_t seq;
+    struct prs_attention_shape launch;
     int before, r = check_operands(x);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (!r)
-        r = prs_attention_tuning_length(&p->shape, &p->base.ctx->place, x->seq, &seq);
+        r = prs_attention_tuning_launch(&p->shape, &p->base.ctx->place, x->batch, x->seq, &launch);
     if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
@@ -533,9 +539,9 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->args.lse = x->lse;
     p->args.sinks = x->sinks;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  seq,           p->base.ctx->config.rank};
+                                           x->sequences,  launch.seq,    p->base.ctx->config.rank};
     p->k = x->k, p->v = x->v;
-    r = take_length(p, seq);
+    r = take_size(p, &launch);
     if (!r)
         r = encode_inputs(p, x);
     if (!r)

@@ -74,7 +74,10 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
 {
     const struct prs_attention_schedule *s = &args.schedule;
     bool earlier;
-    uint32_t evicted = prs_attention_evicted(s, x.group, &earlier), want = earlier ? args.claims->before : epoch;
+    uint32_t evicted, want;
+    if (!prs_attention_evicted(s, x.group, args.claims->groups_before, &evicted, &earlier))
+        return;
+    want = earlier ? args.claims->before : epoch;
     if (E::far && x.distance == 0) { /* the relay slot: all counterparts */
         for (uint32_t back = 1; back < s->place.nodes; back++) {
             uint32_t word = prs_attention_far_credit(s, back, evicted);

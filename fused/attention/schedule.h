@@ -58,9 +58,9 @@ struct prs_attention_schedule {
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
     uint32_t backwards; /* 1, on one node only: a slice goes first to the rank after this one (backward/schedule.h) */
-    /* segment_rows and slabs of the plan, whose launches may be shorter: distances in memory that other ranks write.
-     * Striped, launches have the plan's, and fewer segments */
-    uint32_t room_rows, room_slabs;
+    /* segment_rows, slabs, pairs and groups of the plan, whose launches may be smaller: distances in memory that other
+     * ranks write. Striped, launches have the plan's rows and slabs, and fewer segments */
+    uint32_t room_rows, room_slabs, room_pairs, room_groups;
 };
 
 struct prs_attention_task {
@@ -95,16 +95,22 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
     s->tasks = s->pairs * s->heads_per_kv * s->segments * s->tiles;
     s->room_rows = s->segment_rows;
     s->room_slabs = s->slabs;
+    s->room_pairs = s->pairs;
+    s->room_groups = s->groups;
 }
 
-/* The schedule of a launch of this plan in which a slice has `rows` rows, no more than the plan's. Each credit keeps
- * its place and its meaning; so does each stage, counter and signal, except in striped attention, where a barrier
- * precedes each launch (doc/fused-notes.md, "Launches shorter than their plan"). */
-PRS_SHARED struct prs_attention_schedule prs_attention_shorter(const struct prs_attention_schedule *plan, bool striped,
-                                                               uint32_t rows)
+/* The schedule of a launch of this plan with `batch` sequences, of which a slice has `rows` rows: no more than the
+ * plan's. It has the first groups of the plan; its last one may have fewer pairs. Each credit keeps its place and its
+ * meaning; so does each stage, counter and signal, except in striped attention, where a barrier precedes each launch
+ * (doc/fused-notes.md, "Launches smaller than their plan"). */
+PRS_SHARED struct prs_attention_schedule prs_attention_smaller(const struct prs_attention_schedule *plan, bool striped,
+                                                               uint32_t batch, uint32_t rows)
 {
     struct prs_attention_schedule s = *plan;
     uint32_t chunks;
+    s.batch = batch;
+    s.pairs = batch * s.heads_kv;
+    s.groups = prs_ceil_div(s.pairs, s.group);
     s.segments = striped ? rows / s.segment_rows : s.segments;
     s.segment_rows = rows / s.segments;
     chunks = prs_ceil_div(s.segment_rows, s.chunk_rows);
@@ -439,7 +445,8 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
 PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
-    return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->room_slabs + slab;
+    /* MUTANT(model batch) counters keep their places: s/room_pairs/pairs/ */
+    return ((((order - 1) * s->room_pairs + pair) * 2 + kind) * s->segments + segment) * s->room_slabs + slab;
 }
 
 /* How many there are. */
@@ -475,9 +482,9 @@ PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 /* The receiver's flag for a group of the slice at position `order`. */
 PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
 {
-    /* MUTANT(model copied) a group has a flag of its own: s/(order - 1) * s->groups + group/order - 1/ */
-    /* MUTANT(model copied) a slice has flags of its own: s/(order - 1) * s->groups +// */
-    return (order - 1) * s->groups + group;
+    /* MUTANT(model copied) a group has a flag of its own: s/(order - 1) * s->room_groups + group/order - 1/ */
+    /* MUTANT(model copied) a slice has flags of its own: s/(order - 1) * s->room_groups +// */
+    return (order - 1) * s->room_groups + group;
 }
 
 /* Number of a tensor in staging memory, where the keys of all slices lie one after the other, and then the values,
@@ -513,7 +520,7 @@ PRS_SHARED uint32_t prs_attention_far_slab(const struct prs_attention_schedule *
 /* Signal word of a credit from the counterpart `back` nodes before this one. */
 PRS_SHARED uint32_t prs_attention_far_credit(const struct prs_attention_schedule *s, uint32_t back, uint32_t group)
 {
-    return prs_attention_arrival(s, s->place.nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
+    return prs_attention_arrival(s, s->place.nodes, 0, 0, 0, 0) + (back - 1) * s->room_groups + group;
 }
 
 PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule *s)
@@ -525,16 +532,28 @@ PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule 
 /* Index of the sender's word that takes credit from the rank `distance` places before it in its node. */
 PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
 {
-    return (distance - 1) * s->groups + group;
+    /* MUTANT(model batch) credits keep their places: s/room_groups/groups/ */
+    return (distance - 1) * s->room_groups + group;
 }
 
-/* The group whose buffer this group takes over; *earlier: it was in the previous launch. */
-PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
+/* Finds the group whose buffer this group takes over; *earlier: it was in the previous launch, which had `before`
+ * groups, and not in this one. False: the previous launch left the buffer unused. Then all ranks have read what was in
+ * it, because they had ended the launch before that one when this rank got their data in the previous launch. */
+PRS_SHARED bool prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, uint32_t before,
+                                      uint32_t *evicted, bool *earlier)
 {
     /* MUTANT(model attention) credit of the launch before: s/</<=/ */
     *earlier = group < s->depth;
     /* MUTANT(model attention) the group that was in the buffer: s/depth;/depth > 0 ? group - s->depth - 1 : 0;/ */
-    return *earlier ? group + (s->groups - 1 - group) / s->depth * s->depth : group - s->depth;
+    *evicted = group - s->depth;
+    if (!*earlier)
+        return true;
+    /* MUTANT(model batch) no credit of a group that the launch before lacked: delete */
+    if (group >= before)
+        return false;
+    /* MUTANT(model batch) the last group that was in the buffer: s/(before - 1/(s->groups - 1/ */
+    *evicted = group + (before - 1 - group) / s->depth * s->depth;
+    return true;
 }
 
 #endif

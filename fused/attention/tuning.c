@@ -74,19 +74,23 @@ static int check_parts(const struct prs_attention_shape *a, uint32_t world, uint
                     (unsigned long long)seq, parts, world, parts > world ? ", two chunks each" : "");
 }
 
-int prs_attention_tuning_length(const struct prs_attention_shape *a, const struct prs_place *place, uint64_t given,
-                                uint32_t *seq)
+int prs_attention_tuning_launch(const struct prs_attention_shape *plan, const struct prs_place *place, uint64_t batch,
+                                uint64_t seq, struct prs_attention_shape *launch)
 {
-    *seq = a->seq;
-    if (given == 0 || given == a->seq)
-        return 0;
-    if (given > a->seq)
+    *launch = *plan;
+    if (batch > plan->batch)
+        return prs_fail(-EINVAL,
+                        "attention: batch %llu of a launch is more than %u, the plan's: a plan is opened for the "
+                        "largest batch of its launches",
+                        (unsigned long long)batch, plan->batch);
+    if (seq > plan->seq)
         return prs_fail(-EINVAL,
                         "attention: seq %llu of a launch is more than %u, the plan's: a plan is opened for the longest "
                         "sequence of its launches",
-                        (unsigned long long)given, a->seq);
-    *seq = (uint32_t)given;
-    return check_parts(a, place->world, given);
+                        (unsigned long long)seq, plan->seq);
+    launch->batch = batch != 0 ? (uint32_t)batch : plan->batch;
+    launch->seq = seq != 0 ? (uint32_t)seq : plan->seq;
+    return check_parts(plan, place->world, launch->seq);
 }
 
 int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)

@@ -46,13 +46,20 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const s
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s);
 
 /* Fills in the bytes that a launch sends, and how long it takes: of a launch with the schedule, whose shape has the
- * launch's length. The tuning is decided. */
+ * launch's size. The tuning is decided. */
 void prs_attention_tuning_predict(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                   struct prs_attention_info *info);
 
-/* Finds the length of a launch; given: that of its operands. 0 or -EINVAL. */
-int prs_attention_tuning_length(const struct prs_attention_shape *shape, const struct prs_place *place, uint64_t given,
-                                uint32_t *seq);
+/* Finds the size of a launch: *launch is the plan's shape with the launch's batch and seq, which are the numbers of its
+ * operands. 0 or -EINVAL. */
+int prs_attention_tuning_launch(const struct prs_attention_shape *plan, const struct prs_place *place, uint64_t batch,
+                                uint64_t seq, struct prs_attention_shape *launch);
+
+/* Whether two launches of a plan have the same size. */
+static inline bool prs_attention_same_size(const struct prs_attention_shape *a, const struct prs_attention_shape *b)
+{
+    return a->batch == b->batch && a->seq == b->seq;
+}
 
 /* SM clocks between two pieces of messages that a CTA sends, by tuning.spread. */
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info);

@@ -42,7 +42,7 @@ PRS_DEVICE void say_switched(const struct prs_switch_args &args)
         return;
     if (threadIdx.x == 0)
         say_launch(&args.sync, &args.place, args.alarms, *(volatile uint32_t *)&args.alarms[0]->launches, args.common,
-                   args.rows);
+                   args.batch, args.rows);
     __syncwarp();
     __threadfence_system(); /* [both-say] */
     refuse_difference(&args.sync, &args.place, threadIdx.x);

@@ -54,7 +54,7 @@ struct prs_switch_args {
     uint64_t *words[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     struct prs_far far;                   /* several nodes only */
     /* What this launch says to the node's ranks (say_launch()); rows 0: nothing. */
-    uint32_t common, rows;
+    uint32_t common, batch, rows;
     struct prs_alarm *alarms[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p; [0] NULL: no neighbours */
 };
 

@@ -109,25 +109,28 @@ static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f
 static int describe_difference(const struct prs_fused *ctx, const struct prs_difference *d,
                                struct prs_fused_error *error)
 {
-    uint32_t plan = (uint32_t)(d->mine >> 32) & 0xffff, its_plan = (uint32_t)(d->other >> 32) & 0xffff;
+    uint32_t plan = (uint32_t)(d->mine >> 48) & 0xfff, its_plan = (uint32_t)(d->other >> 48) & 0xfff;
+    bool batch = plan == its_plan && (d->mine >> 32 & 0xffff) != (d->other >> 32 & 0xffff);
+    uint32_t mine = batch ? d->mine >> 32 & 0xffff : (uint32_t)d->mine;
+    uint32_t other = batch ? d->other >> 32 & 0xffff : (uint32_t)d->other;
     char *text = error->text;
     size_t bytes = sizeof(error->text);
     error->from_rank = d->from;
     error->blamed = (uint64_t)d->from + 1;
     error->flag = plan;
-    error->want = (uint32_t)d->mine;
-    error->seen = (uint32_t)d->other;
+    error->want = mine;
+    error->seen = other;
     if (plan == its_plan)
         (void)snprintf(text, bytes,
-                       "rank %u launched plan %u with %u rows, and rank %u with %u: all ranks must pass the same "
+                       "rank %u launched plan %u with %u %s, and rank %u with %u: all ranks must pass the same "
                        "number; what the launch wrote is wrong",
-                       ctx->config.rank, plan, (uint32_t)d->mine, d->from, (uint32_t)d->other);
+                       ctx->config.rank, plan, mine, batch ? "sequences" : "rows", d->from, other);
     else
         (void)snprintf(text, bytes,
                        "rank %u launched plan %u of those that all ranks opened, with %u rows, and rank %u launched "
                        "plan %u with %u rows instead: all ranks must make the same launches, of as many rows, in the "
                        "same order",
-                       ctx->config.rank, plan, (uint32_t)d->mine, d->from, its_plan, (uint32_t)d->other);
+                       ctx->config.rank, plan, mine, d->from, its_plan, other);
     return -EINVAL;
 }
 

@@ -60,15 +60,16 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     atomicExch(&words->aborted, 1u);
 }
 
-/* Tells the neighbours which launch this rank runs: 16 bits of the launch's number, 16 of the plan's, 32 of rows. One
- * thread of each CTA calls it before the roles begin, so the word comes before every flag that the CTA raises [said].
- * at: [p] at neighbour p. launch: counts the launches of the context that call this; plan: prs_plan.common. Both are
- * the same on all ranks that make the same launches. */
+/* Tells the neighbours which launch this rank runs: 4 bits of the launch's number (ranks are at most two launches
+ * apart), 12 of the plan's, 16 of the number of sequences (0: not attention), 32 of rows. One thread of each CTA calls
+ * it before the roles begin, so the word comes before every flag that the CTA raises [said]. at: [p] at neighbour p.
+ * launch: counts the launches of the context that call this; plan: prs_plan.common. Both are the same on all ranks that
+ * make the same launches. */
 PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *place, struct prs_alarm *const *at,
-                           uint32_t launch, uint32_t plan, uint32_t rows)
+                           uint32_t launch, uint32_t plan, uint32_t batch, uint32_t rows)
 {
-    uint32_t number = (launch + 1) & 0xffff;
-    uint64_t said = (uint64_t)number << 48 | (uint64_t)(plan & 0xffff) << 32 | rows;
+    uint32_t number = (launch + 1) & 0xf;
+    uint64_t said = (uint64_t)number << 60 | (uint64_t)(plan & 0xfff) << 48 | (uint64_t)(batch & 0xffff) << 32 | rows;
     *(volatile uint64_t *)&sync->words->said = said;
 #pragma unroll 1
     for (uint32_t p = 1; p < place->local_ranks; p++)
@@ -91,7 +92,7 @@ PRS_DEVICE_OUTLINED void refuse_word(const struct prs_sync *sync, uint32_t i, ui
     /* A neighbour that sees the alarm must see the word, too, which may not have arrived there yet. */
 #pragma unroll 1
     for (uint32_t p = 0; p + 1 < ranks; p++)
-        *(volatile uint64_t *)&sync->words->alarm[p]->said[mine >> 48 & 1][i] = other;
+        *(volatile uint64_t *)&sync->words->alarm[p]->said[mine >> 60 & 1][i] = other;
     give_up(sync, PRS_FAULT_ABORTED, rank, 0, 0, 0, 0);
 }
 
@@ -108,8 +109,8 @@ PRS_DEVICE void refuse_difference(const struct prs_sync *sync, const struct prs_
     if (i >= place->local_ranks || i == place->local_rank)
         return;
     uint64_t mine = *(volatile uint64_t *)&sync->words->said;
-    uint64_t other = *(volatile uint64_t *)&sync->alarm->said[mine >> 48 & 1][i];
-    if (other != mine && other >> 48 == mine >> 48)
+    uint64_t other = *(volatile uint64_t *)&sync->alarm->said[mine >> 60 & 1][i];
+    if (other != mine && other >> 60 == mine >> 60)
         refuse_word(sync, i, mine, other);
 }
 

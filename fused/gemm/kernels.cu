@@ -116,6 +116,6 @@ extern "C" int prs_kernels_begin_copies(const struct prs_kernel_args *args, cuda
 {
     const struct prs_place *at = &args->schedule.place;
     const struct prs_turns *turns = args->turns[0];
-    return launch_begin_copies({args->sync, *at, turns->credit, &turns->copied, at->world - 1, 1, 1, PRS_AWAIT_PEERS},
-                               stream);
+    return launch_begin_copies(
+        {args->sync, *at, turns->credit, &turns->copied, NULL, at->world - 1, 1, 1, PRS_AWAIT_PEERS}, stream);
 }

@@ -35,10 +35,11 @@ extern "C" {
 
 /** Sizes of a plan. The same on all ranks. */
 struct prs_attention_shape {
-    uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
-    uint32_t head_dim;                 /**< of q and k: 64, 96, 128, 192 or 256 (value_dim) */
-    uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W. The most
-                                        * positions of a launch */
+    uint32_t batch;             /**< sequences of one length; the most of a launch */
+    uint32_t heads_q, heads_kv; /**< heads_kv divides heads_q */
+    uint32_t head_dim;          /**< of q and k: 64, 96, 128, 192 or 256 (value_dim) */
+    uint32_t seq;               /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W. The most
+                                 * positions of a launch */
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
@@ -132,7 +133,10 @@ struct prs_attention_operands {
      * the bits of a plan of this length with the same tuning. Ranks of a node that launch a plan with different lengths
      * get an error (prs_fused_poll_error()). 0: the plan's seq. */
     uint64_t seq;
-    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
+    /** Sequences of this launch, the same on all ranks: at most the plan's batch. Time, bits and errors are as for seq;
+     * both may be less than the plan's. 0: the plan's batch. */
+    uint64_t batch;
+    uint64_t reserved[PRS_RESERVED_WORDS - 2]; /**< 0 */
 };
 
 /** Enqueues one launch, by the rules of launches (fused.h). */
@@ -177,8 +181,8 @@ struct prs_attention_gradients {
      * the dsinks of all ranks. Give both or neither. */
     const float *sinks;
     float *dsinks;
-    uint64_t seq;                              /**< as in the forward launch */
-    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
+    uint64_t seq, batch;                       /**< as in the forward launch */
+    uint64_t reserved[PRS_RESERVED_WORDS - 2]; /**< 0 */
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'

@@ -71,7 +71,7 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
-    uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
+    uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->room_pairs;
     uint32_t messages = prs_attention_arrivals(s, slab), first = slab * s->slab_chunks;
     /* MUTANT(model attention) a slab is put with its last message: s/messages/messages - (messages - 1)/ */
     if (watch_count(arrival_of(me, epoch, index)) != messages)
@@ -160,7 +160,10 @@ static bool await_credit(struct cta *c, const struct prs_attention_message *x, u
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     bool earlier;
-    uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? me->before : epoch;
+    uint32_t evicted, want;
+    if (!prs_attention_evicted(s, x->group, me->groups_before, &evicted, &earlier))
+        return true;
+    want = earlier ? me->before : epoch;
     if (x->distance == 0) { /* the relay slot: all counterparts */
         /* MUTANT(model attention) the credit of all nodes: s/s->place.nodes;/2;/ */
         /* MUTANT(model attention) a relay slot is written with credit: s/s->place.nodes;/1;/ */
@@ -278,8 +281,11 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     /* MUTANT(model copied) credit of the launch before: s/me->before/me->before - 1/ */
     /* MUTANT(model copied) credit for all groups: s/prs_attention_credit(s, s->place.world, 0)/s->groups/ */
     for (uint32_t i = 0; i < prs_attention_credit(s, s->place.world, 0); i++)
-        if (!watch_wait(&c->model->watch, &me->credits[i], me->before, "credit", c->rank, i,
-                        neighbour(s, s->place.world - 1 - i / s->groups)))
+        /* MUTANT(model batch) copies need credit only of groups that the launch before had:
+         * s/< me->groups_before/< s->room_groups/ */
+        if (i % s->room_groups < me->groups_before &&
+            !watch_wait(&c->model->watch, &me->credits[i], me->before, "credit", c->rank, i,
+                        neighbour(s, s->place.world - 1 - i / s->room_groups)))
             return false;
     for (uint32_t group = 0; group < s->groups; group++)
         for (uint32_t distance = 1; distance < s->place.world; distance++) {
@@ -388,6 +394,20 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
 }
 
 /* ---- one launch after the other ---- */
+/* Whatever ranks do, this is the same for all. */
+static uint32_t batch_of(const struct attention_model *model, const struct attention_rank *r, uint32_t epoch)
+{
+    uint32_t most = r->s.room_pairs / r->s.heads_kv;
+    return model->varies ? 1 + (epoch * 2654435761u >> 16) % most : most;
+}
+
+static void begin_launch(const struct attention_model *model, struct attention_rank *r, uint32_t epoch)
+{
+    const struct attention_launch *launch = &r->of[batch_of(model, r, epoch) - 1];
+    r->s = launch->s;
+    r->deal = launch->deal;
+}
+
 /* Unlike in the kernel, a launch ends here while puts and signals are under way: only credits say when memory may be
  * written again. */
 static void leave(struct cta *c, uint32_t epoch)
@@ -399,10 +419,14 @@ static void leave(struct cta *c, uint32_t epoch)
         return;
     r->exits = r->pieces = r->messages = 0;
     r->before = epoch;
+    r->groups_before = r->s.groups;
+    r->pairs += r->s.pairs;
+    r->groups += r->s.groups;
     for (uint32_t i = 0; i < 2 * r->s.groups; i++)
         r->finished[i] = 0;
     for (uint32_t i = 0; i < r->arrival_words && !c->model->copied; i++)
         *arrival_of(r, epoch, i) = 0;
+    begin_launch(c->model, r, epoch + 1);
     watch_raise(&r->epoch, epoch);
 }
 
@@ -417,10 +441,10 @@ static bool await_room(struct cta *c, uint32_t launch)
 
 static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch))
 {
-    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    struct prs_place place = c->model->ranks[c->rank].of[0].s.place;
     for (uint32_t i = 1; i <= EPOCHS; i++) {
         uint32_t epoch = FIRST_EPOCH + i;
-        if ((s->place.node == s->place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+        if ((place.node == place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
             !watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             !await_room(c, i) || !role(c, epoch))
             return;
@@ -441,29 +465,43 @@ static void *push_thread(void *arg)
 }
 
 /* Tasks of the backward pass, which are not cut. */
-static void deal_backward(struct attention_rank *r)
+static void deal_backward(const struct attention_rank *r, struct attention_launch *x)
 {
-    cr_assert_eq(prs_attention_deal_whole(&r->deal, &r->s), 0);
-    r->shape = (struct prs_backward_shape){r->s.heads_kv, 1};
-    for (uint32_t i = 0; i < r->deal.pieces_count; i++) {
-        struct prs_attention_piece *piece = &r->deal.pieces[i];
-        prs_backward_task_at(&r->s, &r->shape, i, &piece->task);
-        prs_backward_begin(&r->s, &r->shape, &piece->task, &piece->begin);
+    cr_assert_eq(prs_attention_deal_whole(&x->deal, &x->s), 0);
+    for (uint32_t i = 0; i < x->deal.pieces_count; i++) {
+        struct prs_attention_piece *piece = &x->deal.pieces[i];
+        prs_backward_task_at(&x->s, &r->shape, i, &piece->task);
+        prs_backward_begin(&x->s, &r->shape, &piece->task, &piece->begin);
     }
 }
 
+/* Fills in the launches of the plan r->s. Returns the most parts of one. */
+static uint32_t deal_launches(struct attention_rank *r, bool backward)
+{
+    uint32_t most = 0;
+    r->shape = (struct prs_backward_shape){r->s.heads_kv, 1};
+    cr_assert_leq(r->s.batch, MAX_BATCH);
+    for (uint32_t i = 0; i < r->s.batch; i++) {
+        struct attention_launch *x = &r->of[i];
+        x->s = prs_attention_smaller(&r->s, false, i + 1, r->s.segments * r->s.segment_rows);
+        if (backward)
+            deal_backward(r, x);
+        else
+            cr_assert_eq(prs_attention_deal_init(&x->deal, &x->s, CTAS), 0);
+        most = x->deal.parts_count > most ? x->deal.parts_count : most;
+    }
+    return most;
+}
+
 /* Gives all flags of a rank the values that they have after FIRST_EPOCH launches. */
-static void init_rank(struct attention_rank *r, bool copied, bool backward)
+static void init_rank(const struct attention_model *model, struct attention_rank *r)
 {
     const struct prs_attention_schedule *s = &r->s;
     uint32_t arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
     uint32_t credits = prs_attention_credit(s, s->place.local_ranks, 0), words = prs_attention_far_words(s);
-    if (backward)
-        deal_backward(r);
-    else
-        cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
-    r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
-    r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
+    uint32_t parts = deal_launches(r, model->backward);
+    r->left = calloc(parts + 1, sizeof(uint32_t));
+    r->parts_done = calloc(parts + 1, sizeof(uint32_t));
     r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
     r->arrivals = calloc((size_t)2 * arrivals, sizeof(uint32_t));
     r->arrival_words = arrivals;
@@ -471,17 +509,20 @@ static void init_rank(struct attention_rank *r, bool copied, bool backward)
     r->finished = calloc(2 * s->groups, sizeof(uint32_t));
     r->signals = calloc(words, sizeof(uint32_t));
     r->epoch = r->before = FIRST_EPOCH;
-    for (uint32_t i = 0; i < arrivals && copied; i++)
+    r->groups_before = s->groups;
+    for (uint32_t i = 0; i < arrivals && model->copied; i++)
         r->arrivals[i] = FIRST_EPOCH;
     for (uint32_t i = 0; i < credits; i++)
         r->credits[i] = FIRST_EPOCH;
     for (uint32_t i = 0; i < words; i++)
         r->signals[i] = FIRST_EPOCH;
+    begin_launch(model, r, FIRST_EPOCH + 1);
 }
 
 static void fini_rank(struct attention_rank *r)
 {
-    prs_attention_deal_fini(&r->deal);
+    for (uint32_t i = 0; i < MAX_BATCH; i++)
+        prs_attention_deal_fini(&r->of[i].deal);
     free(r->left);
     free(r->parts_done);
     free(r->staging);
@@ -499,9 +540,9 @@ void attention_model_check_rank(const struct attention_model *model, uint32_t ra
     cr_assert_eq(r->epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", rank, r->epoch);
     for (uint32_t way = 1; way < s->place.nodes; way++)
         segments += prs_attention_interest(s, rank, prs_place_counterpart(&s->place, way));
-    cr_assert_eq(r->nic.words, segments * s->pairs * 2 * chunks_of(s) * EPOCHS);
-    cr_assert_eq(r->nic.puts, segments * s->pairs * 2 * s->slabs * EPOCHS);
-    cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->place.nodes - 1) * s->groups * EPOCHS);
+    cr_assert_eq(r->nic.words, segments * r->pairs * 2 * chunks_of(s));
+    cr_assert_eq(r->nic.puts, segments * r->pairs * 2 * s->slabs);
+    cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->place.nodes - 1) * r->groups);
 }
 
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
@@ -516,7 +557,7 @@ void attention_model_run(struct attention_model *model, const struct prs_attenti
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, slice);
-        init_rank(&model->ranks[r], model->copied, model->backward);
+        init_rank(model, &model->ranks[r]);
         if (slice->nodes > 1)
             nic_open(&model->ranks[r].nic, &model->watch, seed + r);
     }

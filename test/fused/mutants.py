@@ -19,6 +19,8 @@ from mutants_lib import CRITERION, compile_or_exit, mutated, rules, run_bounded,
 LIMIT_S = 150
 PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
                            "../../fused/attention/deal.c"], "attention_protocol/nodes_*"),
+            "batch": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
+                       "../../fused/attention/deal.c"], "attention_protocol/batches_*"),
             "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
                         "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
             "stripes": (["test_attention_stripes.c"], "attention_stripes/*"),

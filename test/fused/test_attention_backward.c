@@ -179,8 +179,8 @@ static void terms_have_places_of_their_own(const struct shape *x, const struct p
         for (uint32_t rank = 0; rank < p->s.place.world; rank++)
             for (uint32_t pair = 0; pair < pairs; pair++)
                 for (uint32_t segment = 0; segment < p->s.segments; segment++, next += rows)
-                    cr_assert_eq(prs_backward_term(&p->s, pairs, bank, rank, pair, segment), next);
-    cr_assert_eq(prs_backward_term(&p->s, pairs, 2, 0, 0, 0), next, "what the plan allocates");
+                    cr_assert_eq(prs_backward_term(&p->s, bank, rank, pair, segment), next);
+    cr_assert_eq(prs_backward_term(&p->s, 2, 0, 0, 0), next, "what the plan allocates");
 }
 
 Test(attention_backward, terms_have_places_of_their_own)

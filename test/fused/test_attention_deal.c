@@ -119,20 +119,21 @@ FOR_ALL_SHAPES(pieces_are_claimed_in_the_order_in_which_groups_arrive)
     prs_attention_deal_fini(&deal);
 }
 
-/* A launch that is shorter than its plan is dealt as a plan of its length, from the cuts alone. */
-FOR_ALL_SHAPES(shorter_launches_are_dealt_as_plans_of_their_length)
+/* A launch that is smaller than its plan is dealt as a plan of its size, from the cuts alone. */
+FOR_ALL_SHAPES(smaller_launches_are_dealt_as_plans_of_their_size)
 {
     static const uint32_t eighths[] = {1, 3, 8};
     for (uint32_t i = 0; i < 3; i++) {
-        struct row shorter = *row;
+        struct row smaller = *row;
         struct prs_attention_schedule plan = schedule_of(row, 0), own, s;
         struct prs_attention_deal deal;
         struct prs_attention_piece *pieces;
         struct prs_attention_part parts[300];
-        shorter.rows = row->rows * eighths[i] / 16 * 2 + 2; /* divided by two chunks */
-        shorter.rows = shorter.rows < row->rows ? shorter.rows : row->rows;
-        own = schedule_of(&shorter, 0);
-        s = prs_attention_shorter(&plan, false, shorter.rows);
+        smaller.rows = row->rows * eighths[i] / 16 * 2 + 2; /* divided by two chunks */
+        smaller.rows = smaller.rows < row->rows ? smaller.rows : row->rows;
+        smaller.batch = row->batch - (row->batch - 1) * i / 2;
+        own = schedule_of(&smaller, 0);
+        s = prs_attention_smaller(&plan, false, smaller.batch, smaller.rows);
         deal = deal_of(&own, row->ctas);
         cr_assert(s.tasks == own.tasks && s.slabs == own.slabs && s.tasks <= plan.tasks && s.slabs <= plan.slabs);
         cr_assert_leq(deal.parts_count, prs_attention_deal_most_parts(row->ctas));

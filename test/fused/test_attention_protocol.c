@@ -9,14 +9,15 @@
 enum mover { PUSHED, COPIED, BACKWARD };
 
 /* With all CTAs running at once, with one, and with another number on each rank. */
-static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover mover,
-                const struct prs_attention_slice *slice)
+static void run_launches(struct prs_attention_schedule sizes, uint32_t world, enum mover mover,
+                         const struct prs_attention_slice *slice, bool varies)
 {
     static const uint32_t residents[] = {CTAS, 1, 0};
     for (size_t i = 0; i < sizeof(residents) / sizeof(residents[0]); i++) {
         struct attention_model *model = calloc(1, sizeof(*model));
         model->copied = mover == COPIED;
         model->backward = mover == BACKWARD;
+        model->varies = varies;
         model->resident = residents[i];
         attention_model_run(model, &sizes, world, slice, 0);
         cr_assert_eq(watch_load(&model->watch.failed), 0, "%u run: %s", residents[i], model->watch.text);
@@ -24,6 +25,12 @@ static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover 
             attention_model_check_rank(model, r);
         attention_model_close(model, world);
     }
+}
+
+static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover mover,
+                const struct prs_attention_slice *slice)
+{
+    run_launches(sizes, world, mover, slice, false);
 }
 
 enum { RESIDENT = 64 }; /* buffers: more than any of these shapes needs */
@@ -125,6 +132,42 @@ Test(attention_protocol, nodes_backward_of_one_gpu_with_one_buffer_comes_to_an_e
 {
     struct prs_attention_slice slice = {1, 3, 3, 1, 140, 3};
     run(small(1, 1), 3, BACKWARD, &slice);
+}
+
+/* ---- launches with fewer sequences than the plan ---- */
+Test(attention_protocol, batches_differ_where_keys_are_resident, .timeout = 600)
+{
+    struct prs_attention_slice slice = {3, 2, 2, 0, 100, 1};
+    run_launches(small(RESIDENT, 1), 3, PUSHED, &slice, true);
+}
+
+Test(attention_protocol, batches_differ_where_keys_are_copied, .timeout = 600)
+{
+    struct prs_attention_slice slice = {4, 3, 3, 1, 130, 1};
+    run_launches(small(RESIDENT, 2), 3, COPIED, &slice, true);
+}
+
+Test(attention_protocol, batches_differ_in_a_ring, .timeout = 600)
+{
+    struct prs_attention_slice slice = {4, 2, 1, 0, 100, 1}, of_groups = {3, 3, 3, 1, 130, 1};
+    run_launches(small(2, 1), 3, PUSHED, &slice, true);
+    run_launches(small(2, 2), 3, PUSHED, &of_groups, true);
+}
+
+Test(attention_protocol, batches_differ_in_a_backward_ring, .timeout = 600)
+{
+    struct prs_attention_slice slice = {4, 1, 1, 1, 260, 1};
+    run_launches(small(2, 1), 3, BACKWARD, &slice, true);
+    run_launches(small(RESIDENT, 1), 3, BACKWARD, &slice, true);
+}
+
+Test(attention_protocol, batches_differ_between_nodes, .timeout = 600)
+{
+    struct prs_attention_slice slice = {4, 1, 1, 0, 100, 2}, backward = {3, 2, 2, 1, 260, 2};
+    run_launches(small(2, 1), 4, PUSHED, &slice, true);
+    run_launches(small(RESIDENT, 1), 4, PUSHED, &slice, true);
+    run_launches(small(2, 1), 4, BACKWARD, &backward, true);
+    run_launches(small(RESIDENT, 1), 4, BACKWARD, &backward, true);
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports the word and the rank that it waits

@@ -198,16 +198,21 @@ FOR_ALL_SHAPES(what_is_held_at_the_same_time_lies_in_different_places)
 FOR_ALL_SHAPES(a_buffer_is_evicted_of_the_group_that_was_in_it_before)
 {
     struct prs_attention_schedule s = schedule_of(row, 0);
-    uint32_t *holds = malloc(s.depth * sizeof(*holds));
-    for (uint32_t launch = 0; launch < 3; launch++) {
-        for (uint32_t group = 0; group < s.groups; group++) {
+    uint32_t *holds = malloc(s.depth * sizeof(*holds)), before = 0;
+    memset(holds, 0xff, s.depth * sizeof(*holds)); /* nothing */
+    for (uint32_t launch = 1; launch < 40; launch++) {
+        uint32_t groups =
+            1 + (launch * 7 + launch / 5) % s.groups; /* of a launch, which may be smaller than its plan */
+        for (uint32_t group = 0; group < groups; group++) {
             bool earlier;
-            uint32_t evicted = prs_attention_evicted(&s, group, &earlier), now = launch * s.groups + group;
-            if (launch > 0 || group >= s.depth)
-                cr_assert_eq((earlier ? launch - 1 : launch) * s.groups + evicted, holds[group % s.depth], "group %u",
-                             group);
-            holds[group % s.depth] = now;
+            uint32_t evicted, *in = &holds[group % s.depth];
+            if (prs_attention_evicted(&s, group, before, &evicted, &earlier))
+                cr_assert_eq((earlier ? launch - 1 : launch) * s.groups + evicted, *in, "group %u", group);
+            else
+                cr_assert(*in == UINT32_MAX || *in < (launch - 1) * s.groups, "group %u is of the launch before", *in);
+            *in = launch * s.groups + group;
         }
+        before = groups;
     }
     free(holds);
 }

@@ -85,7 +85,7 @@ Test(attention_stripes, every_position_is_one_row_of_one_rank)
     }
 }
 
-Test(attention_stripes, shorter_launches_have_the_schedule_of_a_plan_of_their_length)
+Test(attention_stripes, smaller_launches_have_the_schedule_of_a_plan_of_their_length)
 {
     for (uint32_t world = 1; world <= 8; world++)
         for (uint32_t rounds = 1; rounds <= 4; rounds++) {
@@ -93,7 +93,7 @@ Test(attention_stripes, shorter_launches_have_the_schedule_of_a_plan_of_their_le
             struct problem plan, own;
             open_problem(&plan, world, 8, 4, 128);
             open_problem(&own, world, 8, rounds, 128);
-            s = prs_attention_shorter(&plan.s, true, own.x.positions / world);
+            s = prs_attention_smaller(&plan.s, true, own.s.batch, own.x.positions / world);
             cr_assert_eq(memcmp(&s, &own.s, sizeof(s)), 0, "%u of 4 rounds on %u ranks", rounds, world);
         }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of ring attention that are shorter than their plan, forward and backward, on emulated GPUs: compared with
- * plans of their length, bit by bit. */
+/* Launches of ring attention that are smaller than their plan, forward and backward, on emulated GPUs: shorter, or of
+ * fewer sequences. Compared with plans of their size, bit by bit. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -19,8 +19,9 @@ struct row {
     uint32_t seq[LENGTHS];            /* of launches, in this order; 0: no more */
     struct prs_attention_tuning tuning;
     bool forward_only;
-    uint32_t nodes; /* 0: one */
-    uint32_t end;   /* packed: of the only sequence; 0: there are several */
+    uint32_t nodes;          /* 0: one */
+    uint32_t end;            /* packed: of the only sequence; 0: there are several */
+    uint32_t batch[LENGTHS]; /* of launches; 0: the plans' */
 };
 
 struct run {
@@ -39,7 +40,7 @@ enum { GIVEN = SINKS + 1 /* of the tensors, which are random */, SEQUENCES = 3 }
 struct launch {
     void *x[TENSORS];
     int32_t *bounds;                  /* packed sequences */
-    struct prs_attention_shape shape; /* with the launch's length */
+    struct prs_attention_shape shape; /* with the launch's size */
 };
 
 struct plans {
@@ -58,12 +59,15 @@ static uint64_t bytes_of(const struct prs_attention_shape *s, uint32_t world, en
     return rows * (of_values && s->value_dim != 0 ? s->value_dim : s->head_dim) * 2;
 }
 
-static void open_launch(const struct row *r, uint32_t rank, uint32_t number, uint32_t seq, struct launch *x)
+/* batch: 0: the plans'. */
+static void open_launch(const struct row *r, uint32_t rank, uint32_t number, uint32_t batch, uint32_t seq,
+                        struct launch *x)
 {
     int32_t end = (int32_t)r->end, all = (int32_t)seq;
     int32_t bounds[SEQUENCES + 1] = {0, end ? end : all / 3, end ? end : all / 3 + 5, end ? end : all - 20};
     *x = (struct launch){.shape = r->shape};
     x->shape.seq = seq;
+    x->shape.batch = batch != 0 ? batch : r->shape.batch;
     for (int t = 0; t < TENSORS; t++) {
         uint64_t bytes = bytes_of(&x->shape, r->world, t);
         if (bytes != 0)
@@ -83,13 +87,13 @@ static void close_launch(struct launch *x)
     (void)cudaFree(x->bounds);
 }
 
-/* seq: what the operands say. lse and out of the backward launch are those of `from`. */
-static int launch(const struct plans *p, const struct launch *x, uint32_t seq, const struct launch *from,
-                  cudaStream_t stream)
+/* batch, seq: what the operands say. lse and out of the backward launch are those of `from`. */
+static int launch(const struct plans *p, const struct launch *x, uint32_t batch, uint32_t seq,
+                  const struct launch *from, cudaStream_t stream)
 {
     uint32_t sequences = x->bounds ? SEQUENCES : 0;
-    struct prs_attention_operands forward = {x->x[Q],   x->x[K],   x->x[V],     x->x[OUT], x->x[LSE],
-                                             x->bounds, sequences, x->x[SINKS], .seq = seq};
+    struct prs_attention_operands forward = {x->x[Q],   x->x[K],   x->x[V],     x->x[OUT],  x->x[LSE],
+                                             x->bounds, sequences, x->x[SINKS], .seq = seq, .batch = batch};
     struct prs_attention_gradients backward = {.q = x->x[Q],
                                                .k = x->x[K],
                                                .v = x->x[V],
@@ -103,7 +107,8 @@ static int launch(const struct plans *p, const struct launch *x, uint32_t seq, c
                                                .sequences = sequences,
                                                .sinks = x->x[SINKS],
                                                .dsinks = x->x[DSINKS],
-                                               .seq = seq};
+                                               .seq = seq,
+                                               .batch = batch};
     int r = prs_attention_launch(p->forward, &forward, stream);
     return r != 0 || !p->backward ? r : prs_attention_backward_launch(p->backward, &backward, stream);
 }
@@ -122,7 +127,7 @@ static int open_plans(struct prs_fused *ctx, const struct prs_attention_shape *s
     return r != 0 || !backward ? r : prs_attention_backward_plan_open(ctx, shape, backward, &p->backward);
 }
 
-/* What a plan of this length gives that has the tuning of the plans. */
+/* What a plan of this size gives that has the tuning of the plans. */
 static int solve_alone(struct prs_fused *ctx, const struct plans *as, const struct launch *x, cudaStream_t stream)
 {
     struct prs_attention_info forward, backward;
@@ -138,7 +143,7 @@ static int solve_alone(struct prs_fused *ctx, const struct plans *as, const stru
     }
     status = open_plans(ctx, &x->shape, &forward.tuning, as->backward ? &backward.tuning : NULL, &own);
     if (!status)
-        status = launch(&own, x, 0, x, stream);
+        status = launch(&own, x, 0, 0, x, stream);
     (void)cudaStreamSynchronize(stream);
     close_plans(&own);
     return status;
@@ -156,8 +161,8 @@ static void compare(struct run *u, uint32_t rank, const char *when, const struct
         (void)cudaMemcpy(b, want->x[t], bytes, cudaMemcpyDeviceToHost);
         pthread_mutex_lock(&u->lock);
         if (memcmp(a, b, bytes) != 0 && u->wrong++ == 0)
-            (void)snprintf(u->first, sizeof(u->first), "%s of rank %u, %u positions, %s", names[t], rank,
-                           have->shape.seq, when);
+            (void)snprintf(u->first, sizeof(u->first), "%s of rank %u, %u of %u positions, %s", names[t], rank,
+                           have->shape.batch, have->shape.seq, when);
         u->compared++;
         pthread_mutex_unlock(&u->lock);
         ranks_fill(have->x[t], 0xff, bytes);
@@ -171,16 +176,16 @@ static int poison(const struct row *r, uint32_t rank, const struct plans *p, cud
 {
     struct launch x;
     int status;
-    open_launch(r, rank, 0, r->shape.seq, &x);
+    open_launch(r, rank, 0, 0, r->shape.seq, &x);
     for (int t = 0; t < GIVEN; t++)
         ranks_fill(x.x[t], 0xff, bytes_of(&x.shape, r->world, t));
-    status = launch(p, &x, 0, &x, stream);
+    status = launch(p, &x, 0, 0, &x, stream);
     (void)cudaStreamSynchronize(stream);
     close_launch(&x);
     return status;
 }
 
-/* Captures launches of several lengths, and replays them in another order. */
+/* Captures launches of several sizes, and replays them in another order. */
 static int replay(const struct plans *p, const struct launch *x, const struct launch *from, cudaStream_t stream)
 {
     cudaGraph_t graph[GRAPHS];
@@ -188,7 +193,7 @@ static int replay(const struct plans *p, const struct launch *x, const struct la
     int r = 0;
     for (uint32_t i = 0; i < GRAPHS; i++) {
         (void)cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-        r = r ? r : launch(p, &x[i], x[i].shape.seq, &from[i], stream);
+        r = r ? r : launch(p, &x[i], x[i].shape.batch, x[i].shape.seq, &from[i], stream);
         (void)cudaStreamEndCapture(stream, &graph[i]);
         (void)cudaGraphInstantiate(&exec[i], graph[i], 0);
     }
@@ -202,7 +207,7 @@ static int replay(const struct plans *p, const struct launch *x, const struct la
     return r;
 }
 
-/* All lengths one after the other, without a wait between them; then two of them from graphs. */
+/* All sizes one after the other, without a wait between them; then two of them from graphs. */
 static int run_lengths(struct run *u, uint32_t rank, struct prs_fused *ctx, const struct plans *p, uint32_t count,
                        cudaStream_t stream)
 {
@@ -210,8 +215,8 @@ static int run_lengths(struct run *u, uint32_t rank, struct prs_fused *ctx, cons
     struct launch have[LENGTHS], want[LENGTHS];
     int r = 0;
     for (uint32_t i = 0; i < count; i++) {
-        open_launch(row, rank, i, row->seq[i], &have[i]);
-        open_launch(row, rank, i, row->seq[i], &want[i]);
+        open_launch(row, rank, i, row->batch[i], row->seq[i], &have[i]);
+        open_launch(row, rank, i, row->batch[i], row->seq[i], &want[i]);
     }
     (void)cudaDeviceSynchronize();
     for (uint32_t i = 0; i < count && !r; i++)
@@ -219,7 +224,7 @@ static int run_lengths(struct run *u, uint32_t rank, struct prs_fused *ctx, cons
     if (!r)
         r = poison(row, rank, p, stream);
     for (uint32_t i = 0; i < count && !r; i++)
-        r = launch(p, &have[i], row->seq[i], &want[i], stream);
+        r = launch(p, &have[i], row->batch[i], row->seq[i], &want[i], stream);
     (void)cudaStreamSynchronize(stream);
     for (uint32_t i = 0; i < count && !r; i++)
         compare(u, rank, "launched", &have[i], &want[i]);
@@ -328,7 +333,57 @@ Test(attention_lengths, that_are_copied_have_the_bits_of_their_own_plan, .timeou
                   .forward_only = true});
 }
 
+Test(attention_lengths, of_fewer_sequences_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    ASSERT_RIGHT({1, {3, 2, 1, 64, 300, 1, 0, 0.3f}, {300, 200, 300}, .batch = {1, 2, 3}},
+                 {2,
+                  {3, 2, 2, 64, 260, 1, 0, 0.3f},
+                  {260, 260, 260, 132, 260},
+                  {.mover = PRS_MOVED_BY_CTAS, .heads_per_step = 1},
+                  .batch = {1, 3, 2, 1, 3}},
+                 {3,
+                  {4, 2, 1, 128, 90, 0, 1, 0.3f},
+                  {90, 90, 60, 90},
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 1},
+                  .batch = {1, 4, 2, 3}},
+                 {2,
+                  {3, 3, 3, 64, 260, 1, 1, 0.3f},
+                  {260, 260, 260},
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 2},
+                  .batch = {1, 3, 2}});
+}
+
+Test(attention_lengths, of_fewer_sequences_that_are_copied_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    ASSERT_RIGHT({3,
+                  {4, 2, 2, 128, 240, 1, 0, 0.3f},
+                  {240, 240, 120, 240},
+                  {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1},
+                  .forward_only = true,
+                  .batch = {1, 4, 3, 2}},
+                 {2,
+                  {3, 2, 2, 192, 200, 0, 1, 0.3f, .value_dim = 128},
+                  {200, 100, 200},
+                  {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 4},
+                  .forward_only = true,
+                  .batch = {1, 2, 3}});
+}
+
 /* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap} */
+Test(attention_lengths, of_fewer_sequences_of_stripes_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {3, 1, 1, 64, 1024, 1, 0, 0, 128, 200, 0},
+                  {1024, 1024, 512, 1024},
+                  {.heads_per_step = 1},
+                  .batch = {1, 3, 2, 3}},
+                 {2,
+                  {4, 2, 1, 64, 512, 0, 1, 0, 128, 100, 0, 20},
+                  {512, 512, 512},
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 1},
+                  .batch = {1, 4, 3}});
+}
+
 Test(attention_lengths, of_stripes_have_the_bits_of_their_own_plan, .timeout = 600)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 64, 512, 1, 0, 0, 128, 0, 1}, {256, 512, 256}},
@@ -369,12 +424,30 @@ Test(attention_lengths_nodes, have_the_bits_of_their_own_plan, .timeout = 600)
                   .nodes = 2});
 }
 
+Test(attention_lengths_nodes, of_fewer_sequences_have_the_bits_of_their_own_plan, .timeout = 600)
+{
+    if (!getenv("SOFTNIC_WORLD"))
+        cr_skip_test("not under softnic-run");
+    ASSERT_RIGHT({4,
+                  {3, 2, 1, 64, 240, 0, 0, 0.3f},
+                  {240, 240, 120, 240},
+                  {.slab_rows = 64, .heads_per_step = 1},
+                  .nodes = 2,
+                  .batch = {1, 3, 2, 3}},
+                 {4,
+                  {4, 1, 1, 64, 240, 1, 0, 0.3f},
+                  {240, 240, 240, 80, 240},
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 1, .slab_rows = 64},
+                  .nodes = 2,
+                  .batch = {1, 4, 3, 2, 4}});
+}
+
 /* ---- what is refused ---- */
-static void assert_refused(struct prs_fused *ctx, struct prs_attention_shape shape, uint64_t seq, int want,
+static void assert_refused(struct prs_fused *ctx, struct prs_attention_shape shape, uint64_t batch, uint64_t seq,
                            const char *text)
 {
-    struct prs_attention_operands forward = {.seq = seq};
-    struct prs_attention_gradients backward = {.seq = seq};
+    struct prs_attention_operands forward = {.seq = seq, .batch = batch};
+    struct prs_attention_gradients backward = {.seq = seq, .batch = batch};
     struct plans p = {NULL, NULL};
     void *x = ranks_device(1 << 20, 0);
     cr_assert_eq(open_plans(ctx, &shape, NULL, &(struct prs_attention_tuning){.mode = 0}, &p), 0, "%s",
@@ -382,9 +455,9 @@ static void assert_refused(struct prs_fused *ctx, struct prs_attention_shape sha
     forward.q = forward.k = forward.v = forward.out = x;
     backward.q = backward.k = backward.v = backward.out = backward.dout = x;
     backward.lse = backward.dq = backward.dk = backward.dv = x;
-    cr_assert_eq(prs_attention_launch(p.forward, &forward, NULL), want);
+    cr_assert_eq(prs_attention_launch(p.forward, &forward, NULL), -EINVAL);
     cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
-    cr_assert_eq(prs_attention_backward_launch(p.backward, &backward, NULL), want);
+    cr_assert_eq(prs_attention_backward_launch(p.backward, &backward, NULL), -EINVAL);
     cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
     close_plans(&p);
     (void)cudaFree(x);
@@ -393,20 +466,25 @@ static void assert_refused(struct prs_fused *ctx, struct prs_attention_shape sha
 Test(attention_lengths, that_cannot_be_launched_are_refused, .timeout = 600)
 {
     struct prs_fused *ctx = ranks_open_alone();
-    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 0, 0, 0}, 513, -EINVAL,
+    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 0, 0, 0}, 0, 513,
                    "seq 513 of a launch is more than 512");
-    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 300, -EINVAL,
+    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 0, 300,
                    "a sequence of 300 is not a multiple of 256");
-    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 768, -EINVAL,
+    assert_refused(ctx, (struct prs_attention_shape){1, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, 0, 768,
                    "seq 768 of a launch is more than 512");
+    assert_refused(ctx, (struct prs_attention_shape){2, 2, 2, 64, 512, 0, 0, 0}, 3, 512,
+                   "batch 3 of a launch is more than 2");
+    assert_refused(ctx, (struct prs_attention_shape){2, 2, 2, 64, 512, 1, 0, 0, .stripe = 128}, UINT64_MAX, 0,
+                   "batch 18446744073709551615 of a launch is more than 2");
     prs_fused_close(ctx);
 }
 
-/* ---- ranks that launch one plan with different lengths ---- */
+/* ---- ranks that launch one plan with different sizes ---- */
 struct unequal {
     struct prs_attention_tuning tuning;
     bool backward; /* the backward pass */
-    uint64_t odd;  /* of rank 1; the others launch the plan's length, twice this one */
+    uint64_t odd;  /* positions of rank 1; the others launch the plan's length, twice this one */
+    bool batch;    /* instead, rank 1 launches one sequence, and the others two */
     uint32_t stripe;
     struct prs_fused_error error[3];
 };
@@ -414,30 +492,30 @@ struct unequal {
 static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct unequal *u = user;
-    struct row row = {.world = 3, .shape = {1, 2, 2, 64, 2 * (uint32_t)u->odd, 0, 0, 0, u->stripe}};
-    uint32_t seq = rank == 1 ? (uint32_t)u->odd : 0, all[3];
+    struct row row = {.world = 3, .shape = {2, 2, 2, 64, 2 * (uint32_t)u->odd, 0, 0, 0, u->stripe}};
+    uint32_t seq = rank == 1 && !u->batch ? (uint32_t)u->odd : 0, batch = rank == 1 && u->batch ? 1 : 0, all[3];
     struct plans p = {NULL, NULL}, none = {NULL, NULL};
     struct prs_fused *ctx;
     struct launch x;
     cr_assert_eq(ranks_open(self, 0, LIMIT_MS, &ctx), 0);
     cr_assert_eq(
         open_plans(ctx, &row.shape, &u->tuning, u->backward ? &(struct prs_attention_tuning){.mode = 0} : NULL, &p), 0);
-    open_launch(&row, rank, 0, row.shape.seq, &x);
+    open_launch(&row, rank, 0, 0, row.shape.seq, &x);
     none.forward = p.forward;
-    cr_assert_eq(launch(&none, &x, 0, &x, NULL), 0);
+    cr_assert_eq(launch(&none, &x, 0, 0, &x, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     cr_assert_eq(prs_fused_poll_error(ctx, &u->error[rank]), 0, "%s", u->error[rank].text);
     cr_assert_eq(ranks_allgather(self, &rank, all, sizeof(rank)), 0); /* none refuses while another ends its first */
     if (u->backward) {
-        struct prs_attention_gradients g = {x.x[Q], x.x[K],  x.x[V],  x.x[OUT], x.x[LSE],  x.x[DOUT],
-                                            NULL,   x.x[DQ], x.x[DK], x.x[DV],  .seq = seq};
+        struct prs_attention_gradients g = {x.x[Q], x.x[K],  x.x[V],  x.x[OUT], x.x[LSE],   x.x[DOUT],
+                                            NULL,   x.x[DQ], x.x[DK], x.x[DV],  .seq = seq, .batch = batch};
         cr_assert_eq(prs_attention_backward_launch(p.backward, &g, NULL), 0);
     } else {
-        cr_assert_eq(launch(&none, &x, seq, &x, NULL), 0);
+        cr_assert_eq(launch(&none, &x, batch, seq, &x, NULL), 0);
     }
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_poll_error(ctx, &u->error[rank]);
-    cr_assert_eq(launch(&none, &x, seq, &x, NULL), -EINVAL, "the error stays");
+    cr_assert_eq(launch(&none, &x, batch, seq, &x, NULL), -EINVAL, "the error stays");
     close_launch(&x);
     close_plans(&p);
     prs_fused_close(ctx);
@@ -447,8 +525,8 @@ static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
 static void assert_all_are_told(struct unequal u)
 {
     char rows[2][32];
-    (void)snprintf(rows[0], sizeof(rows[0]), "with %u", (unsigned)u.odd / 3);
-    (void)snprintf(rows[1], sizeof(rows[1]), "with %u", (unsigned)u.odd / 3 * 2);
+    (void)snprintf(rows[0], sizeof(rows[0]), "with %u", u.batch ? 1 : (unsigned)u.odd / 3);
+    (void)snprintf(rows[1], sizeof(rows[1]), "with %u", u.batch ? 2 : (unsigned)u.odd / 3 * 2);
     hopper_setup(3, SMS, 0);
     hopper_forgive_late_writes();
     ranks_run(3, launch_unequal, &u);
@@ -456,6 +534,7 @@ static void assert_all_are_told(struct unequal u)
         const struct prs_fused_error *e = &u.error[rank];
         cr_assert_eq(e->code, -EINVAL, "rank %d: %d %s", rank, e->code, e->text);
         cr_assert(strstr(e->text, rows[0]) != NULL && strstr(e->text, rows[1]) != NULL, "%s", e->text);
+        cr_assert(strstr(e->text, u.batch ? " sequences, and" : " rows, and") != NULL, "%s", e->text);
     }
 }
 
@@ -478,4 +557,12 @@ Test(attention_lengths, that_differ_are_told_where_plans_have_stripes, .timeout 
 {
     assert_all_are_told((struct unequal){.odd = 768, .stripe = 128});
     assert_all_are_told((struct unequal){.backward = true, .odd = 768, .stripe = 128});
+}
+
+Test(attention_lengths, that_differ_in_their_sequences_are_told, .timeout = 600)
+{
+    assert_all_are_told((struct unequal){.tuning = {.mover = PRS_MOVED_BY_CTAS}, .odd = 150, .batch = true});
+    assert_all_are_told((struct unequal){.tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES}, .odd = 150, .batch = true});
+    assert_all_are_told((struct unequal){.backward = true, .odd = 150, .batch = true});
+    assert_all_are_told((struct unequal){.odd = 768, .stripe = 128, .batch = true});
 }

@@ -22,7 +22,7 @@ int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint3
 /* Each enqueues one kernel. 0 or -EIO. */
 int prs_backward_kernel_terms(const struct prs_backward_kernel *kernel, const struct prs_terms_args *args,
                               uint32_t ctas, cudaStream_t stream);
-/* Before a launch that is shorter than its plan: writes its tasks. */
+/* Before a launch that is smaller than its plan: writes its tasks. */
 int prs_backward_kernel_lay(const struct prs_lay_tasks_args *args, cudaStream_t stream);
 int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream);
 int prs_backward_kernel_finish(const struct prs_backward_kernel *kernel, const struct prs_finish_args *args,

@@ -38,7 +38,7 @@ struct prs_backward_far {
     uint32_t *converted;
 };
 
-/* The kernel before a launch that is shorter than its plan, as struct prs_lay_args: no task is cut. */
+/* The kernel before a launch that is smaller than its plan, as struct prs_lay_args: no task is cut. */
 struct prs_lay_tasks_args {
     struct prs_attention_schedule schedule; /* of the pass */
     struct prs_backward_shape shape;

@@ -91,7 +91,7 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
         uint32_t source = prs_place_in_order(&s->place, order);
         /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
         uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
-        uint64_t row = prs_backward_term(s, args.pairs_q, bank, source, t.pair, segment) + block * E::block;
+        uint64_t row = prs_backward_term(s, bank, source, t.pair, segment) + block * E::block;
         bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
     }
 }

@@ -20,10 +20,10 @@ enum {
 };
 
 /* Offsets in the memory of this rank alone: of tasks, claims, finished groups, the number of tasks of each group,
- * turns, counts of sums for other nodes, tasks of a launch that is shorter than the plan and how many each group has,
+ * turns, counts of sums for other nodes, tasks of a launch that is smaller than the plan and how many each group has,
  * and the sequence of each position. */
 struct own {
-    uint64_t claims, finished, tasks_of, turns, converted, shorter, shorter_of, parts, all;
+    uint64_t claims, finished, tasks_of, turns, converted, smaller, smaller_of, parts, all;
 };
 
 struct prs_attention_backward_plan {
@@ -39,10 +39,10 @@ struct prs_attention_backward_plan {
     struct prs_finish_args finish;
     struct prs_find_parts_args find; /* of the launch that is being enqueued; packed sequences */
     struct own own;
-    /* The arguments of all kernels are at present those of launches with `seq` positions. */
-    uint32_t seq;
-    struct prs_attention_schedule most; /* of launches with the plan's length */
-    struct prs_lay_tasks_args lay;      /* of shorter ones */
+    /* The arguments of all kernels are at present those of launches of this shape. batch 0: of none. */
+    struct prs_attention_shape now;
+    struct prs_attention_schedule most; /* of launches of the plan's size */
+    struct prs_lay_tasks_args lay;      /* of smaller ones */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
@@ -86,7 +86,7 @@ static int check(const struct prs_attention_backward_plan *p)
 static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.stream.schedule;
-    return prs_backward_term(s, s->pairs, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
+    return prs_backward_term(s, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
 }
 
 /* How many KV heads are worked on together. Their tasks alternate between the heads, so the more heads there are, the
@@ -178,7 +178,6 @@ static void fill_args(struct prs_attention_backward_plan *p)
     p->terms.mirrored = p->shape.stripe == 0;
     p->finish.scale = x->scale;
     p->most = x->schedule;
-    p->finish.pairs_q = a->pairs_q;
 }
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
@@ -234,10 +233,10 @@ static struct own own_of(const struct prs_attention_backward_plan *p)
     o.tasks_of = o.finished + 3 * groups;
     o.turns = (o.tasks_of + groups + 127) / 128 * 128;
     o.converted = o.turns + sums_of(p) * sizeof(uint64_t);
-    o.shorter = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
-    o.shorter = (o.shorter + 127) / 128 * 128;
-    o.shorter_of = o.shorter + tasks;
-    o.parts = (o.shorter_of + groups + 7) / 8 * 8;
+    o.smaller = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
+    o.smaller = (o.smaller + 127) / 128 * 128;
+    o.smaller_of = o.smaller + tasks;
+    o.parts = (o.smaller_of + groups + 7) / 8 * 8;
     o.all = o.parts + prs_attention_parts_bytes(&p->shape);
     return o;
 }
@@ -269,8 +268,8 @@ static int upload_tasks(struct prs_attention_backward_plan *p)
     return r;
 }
 
-/* ---- lengths ---- */
-static void take_pieces(struct prs_attention_backward_plan *p, bool shorter)
+/* ---- sizes ---- */
+static void take_pieces(struct prs_attention_backward_plan *p, bool smaller)
 {
     struct prs_attention_args *x = &p->args.stream;
     uint8_t *at = p->base.own.at;
@@ -278,40 +277,42 @@ static void take_pieces(struct prs_attention_backward_plan *p, bool shorter)
     p->lay.schedule = x->schedule;
     p->lay.shape = p->args.shape;
     p->lay.striped = p->shape.stripe != 0;
-    p->lay.tasks = (struct prs_attention_piece *)(at + (shorter ? p->own.shorter : 0));
-    p->lay.tasks_of = (uint32_t *)(at + (shorter ? p->own.shorter_of : p->own.tasks_of));
+    p->lay.tasks = (struct prs_attention_piece *)(at + (smaller ? p->own.smaller : 0));
+    p->lay.tasks_of = (uint32_t *)(at + (smaller ? p->own.smaller_of : p->own.tasks_of));
     x->pieces = p->lay.tasks;
     x->pieces_of = p->lay.tasks_of;
 }
 
-/* Makes the arguments those of launches of this length. */
-static int take_length(struct prs_attention_backward_plan *p, uint32_t seq)
+/* Makes the arguments those of launches of this size. */
+static int take_size(struct prs_attention_backward_plan *p, const struct prs_attention_shape *launch)
 {
     struct prs_attention_args *x = &p->args.stream;
     struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true, false};
-    struct prs_attention_shape shape = p->shape;
+    struct prs_attention_shape stream = *launch;
     struct prs_attention_info info = p->info;
-    uint32_t world = p->most.place.world;
+    uint32_t world = p->most.place.world, rows = launch->seq / world;
+    bool whole = prs_attention_same_size(launch, &p->shape);
     int r = 0;
-    if (seq == p->seq)
+    if (prs_attention_same_size(launch, &p->now))
         return 0;
-    p->seq = 0;
-    x->schedule = seq == p->shape.seq ? p->most : prs_attention_shorter(&p->most, shape.stripe != 0, seq / world);
-    x->stripes.positions = seq;
+    p->now = *launch;
+    x->schedule = whole ? p->most : prs_attention_smaller(&p->most, launch->stripe != 0, launch->batch, rows);
+    x->stripes.positions = launch->seq;
     p->finish.stripes = x->stripes;
-    take_pieces(p, seq != shape.seq);
-    x->out_strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_kv, shape.head_dim);
-    p->terms.strides = prs_attention_strides_of(&shape, &x->schedule, shape.heads_q, shape.head_dim);
+    take_pieces(p, !whole);
+    p->args.pairs_q = p->finish.pairs_q = x->schedule.pairs;
+    x->out_strides = prs_attention_strides_of(launch, &x->schedule, launch->heads_kv, launch->head_dim);
+    p->terms.strides = prs_attention_strides_of(launch, &x->schedule, launch->heads_q, launch->head_dim);
     p->finish.strides = p->terms.strides;
     p->terms.schedule = p->finish.schedule = x->schedule;
-    shape.seq = seq;
-    shape.heads_kv = shape.heads_q; /* those of the stream */
-    predict(&shape, &x->schedule, &info);
+    stream.heads_kv = stream.heads_q;
+    predict(&stream, &x->schedule, &info);
     x->push_gap = prs_attention_tuning_gap(&info);
-    p->base.switching.rows = seq / world;
+    p->base.switching.batch = launch->batch;
+    p->base.switching.rows = rows;
     if (world > 1)
-        r = prs_attention_encode_stages(&p->shape, &x->schedule, x->staging[0], block, &x->received);
-    p->seq = r ? 0 : seq;
+        r = prs_attention_encode_stages(launch, &x->schedule, x->staging[0], block, &x->received);
+    p->now.batch = r ? 0 : launch->batch;
     return r;
 }
 
@@ -401,7 +402,7 @@ static int place(struct prs_plan *base)
     x->sync = p->finish.sync = p->terms.sync;
     a->terms = p->terms.terms[0];
     p->finish.sums = a->sums;
-    return take_length(p, p->shape.seq);
+    return take_size(p, &p->shape);
 }
 
 /* ---- opening ---- */
@@ -452,7 +453,7 @@ static int launch_parts(struct prs_plan *base, cudaStream_t stream)
 static int launch_lay(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
-    return p->seq != p->shape.seq ? prs_backward_kernel_lay(&p->lay, stream) : 0;
+    return !prs_attention_same_size(&p->now, &p->shape) ? prs_backward_kernel_lay(&p->lay, stream) : 0;
 }
 
 static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
@@ -513,17 +514,17 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
     static_assert(PRS_BACKWARD_BLOCK == 64, "own rows of a warpgroup have the box of a block");
     int r = 0;
     for (size_t i = 0; i < (s->place.world > 1 ? 6 : 4) && !r; i++)
-        r = prs_attention_encode(&p->shape, s, maps[i].base, 1, maps[i].heads, *maps[i].box, maps[i].map);
+        r = prs_attention_encode(&p->now, s, maps[i].base, 1, maps[i].heads, *maps[i].box, maps[i].map);
     return r;
 }
 
 int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *x,
                                   struct CUstream_st *stream)
 {
-    uint32_t seq;
+    struct prs_attention_shape launch;
     int before, r = check_operands(x);
     if (!r)
-        r = prs_attention_tuning_length(&p->shape, &p->base.ctx->place, x->seq, &seq);
+        r = prs_attention_tuning_launch(&p->shape, &p->base.ctx->place, x->batch, x->seq, &launch);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
@@ -533,10 +534,10 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    r = take_length(p, seq);
+    r = take_size(p, &launch);
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  seq,           p->base.ctx->config.rank};
+                                           x->sequences,  launch.seq,    p->base.ctx->config.rank};
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->finish.dq = x->dq;
     p->args.result[0] = x->dk, p->args.result[1] = x->dv;

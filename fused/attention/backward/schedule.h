@@ -258,7 +258,7 @@ PRS_SHARED uint32_t prs_backward_slot(const struct prs_place *place, uint32_t ow
 /* The owner's signal word for the parts of one query head from a rank of another node. */
 PRS_SHARED uint32_t prs_backward_far_part(const struct prs_attention_schedule *s, uint32_t slot, uint32_t pair)
 {
-    return prs_attention_far_words(s) + slot * s->pairs + pair;
+    return prs_attention_far_words(s) + slot * s->room_pairs + pair;
 }
 
 PRS_SHARED uint32_t prs_backward_far_words(const struct prs_attention_schedule *s)
@@ -290,12 +290,14 @@ PRS_SHARED uint32_t prs_backward_term_rows(const struct prs_attention_schedule *
     return s->tiles * s->tile_rows;
 }
 
-/* The number of the first row of a segment of query head `pair` (over batch and heads, of `pairs`) of rank `rank`;
- * segments as the pass numbers them. bank: 0 or 1. */
-PRS_SHARED uint64_t prs_backward_term(const struct prs_attention_schedule *s, uint32_t pairs, uint32_t bank,
-                                      uint32_t rank, uint32_t pair, uint32_t segment)
+/* The number of the first row of a segment of query head `pair` (over batch and heads) of rank `rank`; segments as the
+ * pass numbers them. bank: 0 or 1. */
+PRS_SHARED uint64_t prs_backward_term(const struct prs_attention_schedule *s, uint32_t bank, uint32_t rank,
+                                      uint32_t pair, uint32_t segment)
 {
-    return ((((uint64_t)bank * s->place.world + rank) * pairs + pair) * s->segments + segment) *
+    /* MUTANT(emulator attention_lengths/of_fewer_sequences_have_the_bits_of_their_own_plan) terms keep their places:
+     * s/room_pairs/pairs/ */
+    return ((((uint64_t)bank * s->place.world + rank) * s->room_pairs + pair) * s->segments + segment) *
            (prs_ceil_div(s->room_rows, s->tile_rows) * s->tile_rows);
 }
 

@@ -19,7 +19,7 @@ static __global__ void sum_sinks(const __grid_constant__ struct prs_sinks_args a
     float *sums = (float *)dynamic_shared(), sum = 0, sink = args.sinks[head] * 1.44269504f;
     for (uint32_t batch = 0; batch < s->batch; batch++) {
         const struct prs_backward_term *from =
-            args.terms.terms[0] + prs_backward_term(s, s->pairs, bank, s->place.rank, batch * s->heads_q + head, 0);
+            args.terms.terms[0] + prs_backward_term(s, bank, s->place.rank, batch * s->heads_q + head, 0);
         for (uint32_t row = threadIdx.x; row < rows; row += SINK_THREADS)
             sum -= exp2_fast(sink - from[row].lse) * from[row].delta;
     }

@@ -55,7 +55,7 @@ template <int TYPE, int HEAD_DIM> PRS_DEVICE void send_terms(const struct prs_te
     uint32_t bank = prs_backward_bank(launch_epoch(&args.sync));
     uint64_t first = pair / s->heads_q * x->batch + pair % s->heads_q * x->head + segment * x->segment;
     struct prs_backward_term term = {0, delta_of_rows<TYPE, HEAD_DIM>(args, first, row)};
-    uint64_t to = prs_backward_term(s, s->pairs, bank, s->place.rank, pair,
+    uint64_t to = prs_backward_term(s, bank, s->place.rank, pair,
                                     args.mirrored != 0 ? prs_backward_segment(s, segment) : segment);
     if (mine < s->segment_rows) {
         uint64_t i = (uint64_t)(pair * s->segments + segment) * s->segment_rows + mine;
