@@ -52,6 +52,14 @@ class Results(unittest.TestCase):
                 self.check(*row)
 
 
+def assert_close(test, tensors, whose):
+    """tensors: what is wanted and what came, of out and of the gradients."""
+    for name, (want, got) in zip(("out", "dq", "dk", "dv"), tensors):
+        test.assertEqual(got.shape, want.shape)
+        test.assertLessEqual(float((got.double() - want).abs().max()), 0.06 * float(want.square().mean().sqrt()),
+                             f"{name} {whose}")
+
+
 class Lengths(unittest.TestCase):
     """Many lengths open few plans: the first has the length of its call, further ones powers of two."""
 
@@ -81,11 +89,7 @@ class Lengths(unittest.TestCase):
         for rank, (plans, found) in enumerate(run(world, body)):
             self.assertLessEqual(plans, 4, "two of each pass")
             for rows, tensors in zip(lengths, found):
-                for name, (want, got) in zip(("out", "dq", "dk", "dv"), tensors):
-                    size = float(want.square().mean().sqrt())
-                    self.assertEqual(got.shape, want.shape)
-                    self.assertLessEqual(float((got.double() - want).abs().max()), 0.06 * size,
-                                         f"{name} of rank {rank}, {rows} rows")
+                assert_close(self, tensors, f"of rank {rank}, {rows} rows")
 
     def test_many_lengths_share_few_plans(self):
         for row in ((1, True, True, (60, 128, 33, 96, 7, 110)), (2, True, False, (64, 128, 32, 96, 100, 8, 110, 64)),
@@ -103,6 +107,55 @@ class Lengths(unittest.TestCase):
             longer = torch.cat((q, q), 1)
             with self.assertRaisesRegex(perseus.PerseusError, "ring_attention.*frozen"):
                 perseus.ring_attention(longer, longer, longer, group)
+        run(2, body)
+
+
+class Batches(unittest.TestCase):
+    """A plan serves smaller batches. A larger one opens a plan for a power of two."""
+
+    def check(self, causal, heads_first, batches, plans):
+        world, rows = 2, 64
+        whole = [random(0, max(batches), heads, rows * world, 64, seed=heads + i)
+                 for i, heads in enumerate((4, 2, 2, 4))]
+        leaves = [t.double().requires_grad_() for t in whole[:3]]
+        out = attention(*leaves, causal)[0]
+        (out * whole[3]).sum().backward()
+        wide = [out.detach(), *(t.grad for t in leaves)]
+
+        def body(group):
+            mine, found = positions(group.rank, world, rows * world, causal), []
+            for batch in batches:
+                def part(t):
+                    t = t[:batch, :, mine]
+                    return (t if heads_first else t.transpose(1, 2)).contiguous()
+                *inputs, of_out = (part(t) for t in whole)
+                inputs = [t.requires_grad_() for t in inputs]
+                out = perseus.ring_attention(*inputs, group, causal=causal, heads_first=heads_first)[0]
+                out.backward(of_out)
+                pairs = zip((part(w) for w in wide), (out.detach(), *(t.grad for t in inputs)))
+                found.append((len(group._plans), list(pairs)))
+            return found
+        for rank, found in enumerate(run(world, body)):
+            self.assertEqual([count for count, _ in found], plans)
+            for batch, (_, tensors) in zip(batches, found):
+                assert_close(self, tensors, f"of rank {rank}, batch {batch}")
+
+    def test_a_plan_serves_smaller_batches(self):
+        self.check(True, False, (3, 1, 2, 3, 1), [2, 2, 2, 2, 2])  # a plan of each pass
+        self.check(False, True, (1, 3, 4, 2, 1), [2, 4, 4, 4, 4])
+
+    def test_a_frozen_group_serves_smaller_batches_only(self):
+        def body(group):
+            q = random(group.rank, 2, 64, 2, 64, seed=1)
+            perseus.ring_attention(q, q, q, group)
+            group.freeze()
+            one, three = q[:1].contiguous(), torch.cat((q, q[:1]))
+            self.assertTrue(perseus.ring_attention(one, one, one, group)[0].isfinite().all())
+            with self.assertRaisesRegex(perseus.PerseusError, "ring_attention.*frozen"):
+                perseus.ring_attention(three, three, three, group)
+            none = q[:0].contiguous()
+            with self.assertRaisesRegex(ValueError, "batch of 0 sequences of 128 positions is empty"):
+                perseus.ring_attention(none, none, none, group)
         run(2, body)
 
 

@@ -128,6 +128,23 @@ class Lengths(unittest.TestCase):
                     self.assertLessEqual(float((a - b).abs().max()), 0.1 * float(a.square().mean().sqrt()),
                                          f"{name} of {seq} positions")
 
+    def test_a_plan_serves_smaller_batches(self):
+        def body(group):
+            q = random(group.rank, 3, 256, 1, DIM, seed=1)
+            of_out = random(group.rank, 3, 256, 1, DIM, seed=2)
+            found = []
+            for batch in (3, 1, 2):
+                leaf = q[:batch].clone().requires_grad_()
+                out = perseus.striped_attention(leaf, leaf, leaf, group, causal=True, window=100)[0]
+                out.backward(of_out[:batch])
+                found.append((out.detach(), leaf.grad))
+            self.assertEqual(len(group._plans), 2, "one of each pass")
+            return found
+        for most, *fewer in run(2, body):
+            for few in fewer:
+                for whole, part in zip(most, few):
+                    self.assertTrue(torch.equal(whole[:len(part)], part))
+
     def test_a_frozen_group_serves_shorter_lengths_only(self):
         def body(group):
             q = random(group.rank, 1, 512, 1, DIM, seed=1)

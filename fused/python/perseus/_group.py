@@ -263,31 +263,40 @@ class Group:
         return self._attention("attention_backward", "ring_attention, backward", "prs_attention_gradients", fields)
 
     def _attention(self, kind: str, what: str, operands: str, fields: dict[str, Any]) -> Plan:
-        """A plan for this length. It may be longer, but less than twice as long, since it was tuned for its own length.
-        The first of a kind has the length of its call; further ones have powers of two, of two stripes for each rank
-        where there are stripes, so that lengths do not open a plan each."""
-        seq, unit = fields["seq"], self.world * max(LEAST_POSITIONS, 2 * fields.get("stripe", 0))
-        kinds = (kind, *((name, value) for name, value in fields.items() if name != "seq"))
-        plan = self._plans.get((*kinds, seq))
+        """A plan for this batch and length. Its batch may be larger. It may be longer, but less than twice as long,
+        since it was tuned for its own length. The first of a kind has the batch and the length of its call. Further
+        ones have powers of two: of sequences, or of positions, which are two stripes for each rank where there are
+        stripes. So batches and lengths do not open a plan each."""
+        seq, batch = size = fields["seq"], fields["batch"]
+        if not seq or not batch:
+            raise ValueError(f"perseus.{what}: a batch of {batch} sequences of {seq} positions is empty")
+        kinds = (kind, *((name, value) for name, value in fields.items() if name not in ("seq", "batch")))
+        plan = self._plans.get(kinds + size)
         if plan is None:
-            others = [key[-1] for key in self._plans if key[:-1] == kinds]
-            longer = min((most for most in others if most > seq), default=0)
-            if longer and (longer < 2 * seq or self.frozen or self.place.capturing()):
-                return self._plans[kinds + (longer,)]
-            if others:
-                seq = unit << (-(-seq // unit) - 1).bit_length()
-                plan = self._plans.get((*kinds, seq))
-        return plan or self._new_attention(kinds, seq, fields, what, operands)
+            others = [key[-2:] for key in self._plans if key[:-2] == kinds]
+            unit = self.world * max(LEAST_POSITIONS, 2 * fields.get("stripe", 0))
+            rounded, whatever = unit << (-(-seq // unit) - 1).bit_length(), self.frozen or self.place.capturing()
+            longer = [(most, sequences) for most, sequences in others
+                      if most >= seq and (most < 2 * seq or most == rounded or whatever)]
+            larger = min((other for other in longer if other[1] >= batch), default=None)
+            if larger:
+                return self._plans[kinds + larger]
+            if longer:
+                size = min(longer)[0], 1 << (batch - 1).bit_length()
+            elif others:
+                size = rounded, batch
+        return plan or self._new_attention(kinds, size, fields, what, operands)
 
-    def _new_attention(self, kinds: tuple, seq: int, fields: dict[str, Any], what: str, operands: str) -> Plan:
-        sizes = {**fields, "seq": seq}
+    def _new_attention(self, kinds: tuple, size: tuple[int, int], fields: dict[str, Any], what: str,
+                       operands: str) -> Plan:
+        sizes, exactly = {**fields, "seq": size[0], "batch": size[1]}, (fields["seq"], fields["batch"])
         try:
-            return self._new_plan((*kinds, seq), kinds[0], f"{what}, {_sizes(sizes)}",
+            return self._new_plan(kinds + size, kinds[0], f"{what}, {_sizes(sizes)}",
                                   self.library.prs_attention_shape(**sizes), getattr(self.library, operands)(), 0)
         except PerseusError as e:
-            if e.code != -errno.ENOMEM or seq == fields["seq"]:  # which all ranks see
+            if e.code not in (-errno.ENOMEM, -errno.EINVAL) or size == exactly:  # which all ranks see
                 raise
-            return self._new_attention(kinds, fields["seq"], fields, what, operands)
+            return self._new_attention(kinds, exactly, fields, what, operands)
 
     # ---- the mesh ----
 

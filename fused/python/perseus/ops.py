@@ -317,7 +317,7 @@ def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_nam
     out, lse = _ring_attention_fake(q, k, v, group_name, causal, scale, heads_first)
     x, place = plan.operands, group.place
     x.q, x.k, x.v, x.out, x.lse = place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse)
-    x.seq = sizes["seq"]
+    x.seq, x.batch = sizes["seq"], sizes["batch"]
     group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
 
@@ -346,7 +346,7 @@ def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: t
         setattr(x, field, place.read(tensor))
     x.dlse = None if dlse is None else place.read(dlse)
     x.dq, x.dk, x.dv = (place.write(t) for t in results)
-    x.seq = sizes["seq"]
+    x.seq, x.batch = sizes["seq"], sizes["batch"]
     group.launch(group.library.prs_attention_backward_launch, plan.handle, plan.reference)
     return results
 

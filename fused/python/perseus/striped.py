@@ -64,11 +64,11 @@ def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
             "packed": int(cu_seqlens is not None), "soft_cap": soft_cap}
 
 
-def _give(group: Group, x: Any, seq: int, tensors: dict[str, torch.Tensor], cu_seqlens: torch.Tensor | None,
-          sinks: torch.Tensor | None) -> None:
+def _give(group: Group, x: Any, sizes: dict[str, Any], tensors: dict[str, torch.Tensor],
+          cu_seqlens: torch.Tensor | None, sinks: torch.Tensor | None) -> None:
     """What a launch reads."""
     place = group.place
-    x.seq = seq
+    x.seq, x.batch = sizes["seq"], sizes["batch"]
     for field, tensor in tensors.items():
         setattr(x, field, place.read(tensor))
     x.cu_seqlens = None if cu_seqlens is None else place.read(cu_seqlens)
@@ -83,7 +83,7 @@ def _striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seq
     plan = group.attention(**sizes)
     out, lse = _striped_attention_fake(q, k, v, cu_seqlens, sinks, group_name, *rest)
     x = plan.operands
-    _give(group, x, sizes["seq"], {"q": q, "k": k, "v": v}, cu_seqlens, sinks)
+    _give(group, x, sizes, {"q": q, "k": k, "v": v}, cu_seqlens, sinks)
     x.out, x.lse = group.place.write(out), group.place.write(lse)
     group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
@@ -111,7 +111,7 @@ def _striped_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q
     plan = group.attention_backward(**sizes)
     results = _striped_attention_backward_fake(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, group_name, *rest)
     x, write = plan.operands, group.place.write
-    _give(group, x, sizes["seq"], {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}, cu_seqlens, sinks)
+    _give(group, x, sizes, {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}, cu_seqlens, sinks)
     x.dlse = None if dlse is None else group.place.read(dlse)
     x.dq, x.dk, x.dv = (write(t) for t in results[:3])
     x.dsinks = None if sinks is None else write(results[3])
