@@ -173,13 +173,16 @@ Test(attention_backward, all_ranks_have_the_same_work)
 static void terms_have_places_of_their_own(const struct shape *x, const struct pass *p)
 {
     uint32_t pairs = x->batch * x->heads_q, rows = prs_backward_term_rows(&p->s);
+    struct prs_attention_schedule of_one = prs_attention_smaller(&p->s, false, 1, p->s.segments * p->s.segment_rows);
     uint64_t next = 0;
     cr_assert(rows >= p->s.segment_rows && rows % x->tile == 0);
     for (uint32_t bank = 0; bank < 2; bank++)
         for (uint32_t rank = 0; rank < p->s.place.world; rank++)
             for (uint32_t pair = 0; pair < pairs; pair++)
-                for (uint32_t segment = 0; segment < p->s.segments; segment++, next += rows)
+                for (uint32_t segment = 0; segment < p->s.segments; segment++, next += rows) {
                     cr_assert_eq(prs_backward_term(&p->s, bank, rank, pair, segment), next);
+                    cr_assert_eq(prs_backward_term(&of_one, bank, rank, pair, segment), next, "also of one sequence");
+                }
     cr_assert_eq(prs_backward_term(&p->s, 2, 0, 0, 0), next, "what the plan allocates");
 }
 

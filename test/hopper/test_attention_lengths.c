@@ -335,20 +335,20 @@ Test(attention_lengths, that_are_copied_have_the_bits_of_their_own_plan, .timeou
 
 Test(attention_lengths, of_fewer_sequences_have_the_bits_of_their_own_plan, .timeout = 600)
 {
-    ASSERT_RIGHT({1, {3, 2, 1, 64, 300, 1, 0, 0.3f}, {300, 200, 300}, .batch = {1, 2, 3}},
+    ASSERT_RIGHT({1, {3, 2, 1, 64, 160, 1, 0, 0.3f}, {160, 100, 160}, .batch = {1, 2, 3}},
                  {2,
-                  {3, 2, 2, 64, 260, 1, 0, 0.3f},
-                  {260, 260, 260, 132, 260},
+                  {3, 2, 2, 64, 132, 1, 0, 0.3f},
+                  {132, 132, 68, 132},
                   {.mover = PRS_MOVED_BY_CTAS, .heads_per_step = 1},
-                  .batch = {1, 3, 2, 1, 3}},
+                  .batch = {1, 3, 2, 3}},
                  {3,
-                  {4, 2, 1, 128, 90, 0, 1, 0.3f},
+                  {4, 2, 1, 64, 90, 0, 1, 0.3f},
                   {90, 90, 60, 90},
                   {.mode = PRS_ATTENTION_RING, .heads_per_step = 1},
                   .batch = {1, 4, 2, 3}},
                  {2,
-                  {3, 3, 3, 64, 260, 1, 1, 0.3f},
-                  {260, 260, 260},
+                  {3, 3, 3, 64, 132, 1, 1, 0.3f},
+                  {132, 132, 132},
                   {.mode = PRS_ATTENTION_RING, .heads_per_step = 2},
                   .batch = {1, 3, 2}});
 }

@@ -295,8 +295,7 @@ PRS_SHARED uint32_t prs_backward_term_rows(const struct prs_attention_schedule *
 PRS_SHARED uint64_t prs_backward_term(const struct prs_attention_schedule *s, uint32_t bank, uint32_t rank,
                                       uint32_t pair, uint32_t segment)
 {
-    /* MUTANT(emulator attention_lengths/of_fewer_sequences_have_the_bits_of_their_own_plan) terms keep their places:
-     * s/room_pairs/pairs/ */
+    /* MUTANT(model backward) terms keep their places: s/room_pairs/pairs/ */
     return ((((uint64_t)bank * s->place.world + rank) * s->room_pairs + pair) * s->segments + segment) *
            (prs_ceil_div(s->room_rows, s->tile_rows) * s->tile_rows);
 }
