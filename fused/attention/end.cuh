@@ -16,8 +16,8 @@ template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_arg
     for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
         *arrival_at(args, 0, epoch, i) = 0;
     if (threadIdx.x == 0)
-        /* MUTANT(emulator attention_lengths/of_fewer_sequences_have_the_bits_of_their_own_plan) the next launch needs
-         * credit of the groups of this one: s/schedule.groups/schedule.room_groups/ */
+        /* MUTANT(emulator attention_lengths/of_fewer_sequences_have_the_bits_of_their_own_plan)
+         * credit only of groups that this launch has: s/schedule.groups/schedule.room_groups/ */
         *args.claims = {0, 0, args.schedule.groups, epoch};
     /* Launches that announced their numbers of rows before they began (plan_switch.cuh) are compared a second time
      * here. */
