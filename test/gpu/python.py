@@ -31,6 +31,7 @@ from moe_training import moe_training  # noqa: E402
 from norms import norms_are_right  # noqa: E402
 from scaled_products import quantised_results, scaled_paths, scaled_products  # noqa: E402
 from sleeping import a_group_sleeps  # noqa: E402
+from smaller_attention import smaller_launches  # noqa: E402
 from striped_attention import packed_step_beside_one_gpu, striped_attention_is_right  # noqa: E402
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
@@ -468,9 +469,9 @@ def abort_ends_waits(group):
 
 CLAIMS = [ops_are_right, norms_are_right, any_stream, any_number_of_rows, memory_does_not_grow, sixty_seven_sizes,
           few_rows, gradients_are_right, gradients_of_attention_are_right, striped_attention_is_right,
-          packed_step_beside_one_gpu, a_step_beside_torchs, maps_of_experts, moe_training, scaled_products,
-          scaled_paths, quantised_results, attention_of_any_head, a_group_sleeps, a_killed_rank_is_named,
-          memory_of_torch_is_imported, abort_ends_waits]
+          packed_step_beside_one_gpu, smaller_launches, a_step_beside_torchs, maps_of_experts, moe_training,
+          scaled_products, scaled_paths, quantised_results, attention_of_any_head, a_group_sleeps,
+          a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 
 def rank_main(claim):

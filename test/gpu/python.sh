@@ -24,6 +24,7 @@ claim gradients_of_attention_are_right 120
 claim attention_of_any_head 200
 claim striped_attention_is_right 200
 claim packed_step_beside_one_gpu 200
+claim smaller_launches 200
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
 claim moe_training 240
 step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --rounds 5
