@@ -24,7 +24,9 @@ static __global__ void begin_copies(const __grid_constant__ struct begin_copies_
 {
     uint32_t epoch = launch_epoch(&args.sync);
     uint32_t read = args.copied ? *(volatile const uint32_t *)args.copied : epoch - 1;
-    uint32_t used = args.used ? *(volatile const uint32_t *)args.used : args.per_rank;
+    uint32_t used = args.per_rank;
+    if (args.used) /* not `? :`, see compile.py */
+        used = *(volatile const uint32_t *)args.used;
     /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
      * s/wait_flag/if (0) wait_flag/ */
     /* MUTANT(emulator attention/keys_that_are_copied_are_right)
