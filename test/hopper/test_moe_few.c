@@ -287,7 +287,7 @@ static void open_plans(uint32_t rank, struct ranks_self *self, void *user)
          0,
          "as tuning.path says"},
         /* Each of eight experts has 256 rows of a wide product. */
-        {{512, 2048, 8192, 8, 2, .weights_transposed = 1, .gated = 1, .layer = 1},
+        {{512, 4096, 16384, 8, 2, .weights_transposed = 1, .gated = 1, .layer = 1},
          0,
          PRS_MOE_PATH_KERNELS,
          0,
