@@ -8,8 +8,9 @@ A kernel's parameters are in an address space of their own. nvcc takes an addres
 other memory, as in `a ? *(volatile int *)pointer : args.number`, for one of global memory and does not convert it:
 every such load faults. No emulator of a GPU can see this, so the PTX is searched for it.
 
---strict (-Dwerror=true) also refuses kernels whose products ptxas serialises: they are right, but some 1.5 times as
-slow, and ptxas only mentions it. Another version of ptxas may do it elsewhere, so it is no error for users.
+--strict (-Dwerror=true) also refuses kernels whose products ptxas serialises: they are right, but slow (a step of
+attention took 1.4 times as long), and ptxas only mentions it. Another version of ptxas may do it elsewhere, so it is no
+error for users.
 
 Where ccache is installed, what was compiled before is taken from there, as Meson does for C.
 """
