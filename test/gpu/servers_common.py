@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vllm_server.py and sglang_server.py share: a model of Qwen3-30B-A3B's shape, engines that take turns, and the
 comparison of their tokens, log-probabilities and times. WAYS of a caller: the server alone, then with Perseus."""
+import argparse
 import json
 import os
 import pathlib
@@ -8,7 +9,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 
 VOCABULARY, PROMPTED, TOKENS, STEPS, ROUNDS = 8192, (1, 8, 32), 24, 60, 3
 MODEL = {
@@ -91,7 +94,28 @@ def timed(owner, method, spans):
     setattr(owner, method, call)
 
 
-# ---- all of them ----
+# ---- the script ----
+def parsed(parser, seconds, engine):
+    """The arguments, with those that both scripts have. In a process of a way: runs its engine, and ends."""
+    parser.add_argument("out")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="for logs; each run wants a new one")
+    args = parser.parse_args()
+    args.folder = args.folder or tempfile.mkdtemp()
+    if args.way:
+        try:
+            engine(args)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)  # threads of NCCL and the server would keep the process
+    write_model(args.folder, args.layers)
+    return args
+
+
 def compare(a, b):
     """Sequences of tokens with the log-probabilities of each step, compared as long as the tokens before are equal."""
     equal, differences = 0, []

@@ -9,13 +9,10 @@ import argparse
 import json
 import os
 import pathlib
-import sys
-import tempfile
 import time
-import traceback
 
-from servers_common import (PROMPTED, ROUNDS, STEPS, TOKENS, Turns, initialize, prompts, report, results, start,
-                            wait_for, write_model)
+from servers_common import (PROMPTED, ROUNDS, STEPS, TOKENS, Turns, initialize, parsed, prompts, report, results, start,
+                            wait_for)
 
 WAYS = "sglang", "perseus"
 # Programs that use NVLink multicast can hang GPUs that others share. SGLang has it in its own all-reduce, in NCCL, and
@@ -159,8 +156,6 @@ def engine(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out")
-    parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128], help="of batches, of a rank")
     parser.add_argument("--attention", default="triton", help="SGLang's back end of attention")
@@ -168,20 +163,7 @@ def main():
     parser.add_argument("--no-overlap", action="store_true", help="SGLang's scheduler waits for each step")
     parser.add_argument("--options", default="{}", help="more of SGLang's options, as JSON; they win over ours")
     parser.add_argument("--port", type=int, default=31000)
-    parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="for logs; each run wants a new one")
-    args = parser.parse_args()
-    args.folder = args.folder or tempfile.mkdtemp()
-    if args.way:
-        try:
-            engine(args)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        os._exit(0)
-    write_model(args.folder, args.layers)
+    args = parsed(parser, 240, engine)
     here = str(pathlib.Path(__file__).resolve().parent)
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     running = {way: [start(args.folder, way, 0, PYTHONPATH=path, **QUIET)] for way in WAYS}

@@ -6,13 +6,10 @@ log-probabilities, of each way with the other's, and of each with itself in batc
 CUDA graphs: the GPU's time of a forward pass, and the host's time of a step."""
 import argparse
 import os
-import sys
-import tempfile
 import time
-import traceback
 
-from servers_common import (PROMPTED, ROUNDS, STEPS, TOKENS, Turns, initialize, prompts, report, results, start, timed,
-                            wait_for, write_model)
+from servers_common import (PROMPTED, ROUNDS, STEPS, TOKENS, Turns, initialize, parsed, prompts, report, results, start,
+                            timed, wait_for)
 
 WAYS = "vllm", "perseus"
 
@@ -99,28 +96,13 @@ def engine(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out")
-    parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128], help="of batches, of a rank")
     parser.add_argument("--tensor", action="store_true", help="tensor parallelism rather than data parallelism")
     parser.add_argument("--norm", action="store_true", help="Perseus' sums with norms, with --tensor and --compile")
     parser.add_argument("--compile", action="store_true", help="vLLM compiles the model")
     parser.add_argument("--attention", default="TRITON_ATTN", help="vLLM's back end of attention")
-    parser.add_argument("--seconds", type=float, default=110)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="for logs; each run wants a new one")
-    args = parser.parse_args()
-    args.folder = args.folder or tempfile.mkdtemp()
-    if args.way:
-        try:
-            engine(args)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        os._exit(0)  # threads of NCCL and vLLM would keep the process
-    write_model(args.folder, args.layers)
+    args = parsed(parser, 110, engine)
     port = 29500 + os.getpid() % 999 * 2
     running = {way: [start(args.folder, way, rank, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(args.gpus),
                            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + i), VLLM_USE_V2_MODEL_RUNNER="1")
