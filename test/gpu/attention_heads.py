@@ -41,7 +41,8 @@ def reference(q, k, v, causal, rows):
 
 def distance(have, want):
     """The root mean square of the error over that of what is wanted."""
-    return float(torch.nan_to_num((have.float() - want).square(), nan=1e9).mean().sqrt() / want.square().mean().sqrt())
+    have, want = have.float(), want.float()
+    return float(torch.nan_to_num((have - want).square(), nan=1e9).mean().sqrt() / want.square().mean().sqrt())
 
 
 def torchs(q, k, v, causal):

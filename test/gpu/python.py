@@ -26,7 +26,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import perseus  # noqa: E402
-from attention_heads import attention_of_any_head  # noqa: E402
+from attention_heads import attention_of_any_head, distance  # noqa: E402
 from moe_training import moe_training  # noqa: E402
 from norms import norms_are_right  # noqa: E402
 from scaled_products import quantised_results, scaled_paths, scaled_products  # noqa: E402
@@ -260,11 +260,6 @@ def gradients_are_right(group):
         found[name] = round(max(error(have, want.float()) for have, want in zip(results[name], results["unfused"])), 4)
         ok = ok and found[name] < 0.2
     return found, ok
-
-
-def distance(have, want):
-    """The root mean square of the error over that of what is wanted."""
-    return float(torch.nan_to_num((have.float() - want).square(), nan=1e9).mean().sqrt() / want.square().mean().sqrt())
 
 
 def gradients_of_attention_are_right(group, rows=1024):

@@ -5,6 +5,7 @@ import statistics
 
 import torch
 import torch.distributed as dist
+from attention_heads import distance
 from perseus.bench import captured, once
 
 import perseus
@@ -29,12 +30,6 @@ def passes(group, kind, q, k, v, dout):
     else:
         out, lse = perseus.ring_attention(q, k, v, group, causal=kind == "causal")
     return out.detach(), lse.detach(), *torch.autograd.grad(out, (q, k, v), dout)
-
-
-def distance(have, want):
-    """The root mean square of the error over that of what is wanted."""
-    have, want = have.float(), want.float()
-    return float(torch.nan_to_num((have - want).square(), nan=1e9).mean().sqrt() / want.square().mean().sqrt())
 
 
 def smaller_launches(group, rounds=10):

@@ -5,6 +5,7 @@ import statistics
 
 import torch
 import torch.distributed as dist
+from attention_heads import distance
 
 import perseus
 
@@ -78,29 +79,47 @@ def striped_attention_is_right(group):
 
 
 def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10, stripe=512):
-    """Times forward and backward of 64k tokens in sequences with the lengths of web pages. By turns with it: torch's
-    varlen attention (FlashAttention-2) of all of them on one GPU, whose time is divided by the ranks; and the same
-    tokens as one sequence."""
+    """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
+    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. Also without packing, as one
+    sequence, for the same tokens. The rounds have one of two gradients of the result in turn, and the result and the
+    gradients of each are compared with FlashAttention-2's."""
     from torch.nn.attention.varlen import varlen_attn
     lengths = lengths_of(total, 1)
-    bounds, rows = bounds_of(lengths, group.device), total // group.world
-    torch.manual_seed(5)
-    whole = [torch.randn(total, heads, dim, device=group.device, dtype=torch.bfloat16) for _ in range(4)]
+    bounds = bounds_of(lengths, group.device)
+    same = torch.Generator(device=group.device).manual_seed(5)
+    whole = [torch.randn(total, heads, dim, generator=same, device=group.device, dtype=torch.bfloat16)
+             for _ in range(5)]
     leaves = [t.requires_grad_() for t in whole[:3]]
     mine = [perseus.split_sequence(t.detach(), group, stripe=stripe).requires_grad_() for t in leaves]
-    of_mine = torch.randn(rows, heads, dim, device=group.device, dtype=torch.bfloat16)
+    of_out = whole[3:]
+    of_mine = [perseus.split_sequence(t, group, stripe=stripe) for t in of_out]
     one = torch.tensor([0, total], dtype=torch.int32, device=group.device)
+    windows = {"packed": (-1, 0), "one_sequence": (-1, 0), "window_4096": (4095, 0)}
 
-    def ours(of, **more):
-        perseus.varlen_attention(*mine, of, causal=True, stripe=stripe, group=group, **more).backward(of_mine)
+    def ours(name, turn):
+        out = perseus.varlen_attention(*mine, bounds if name == "packed" else one, causal=True, stripe=stripe,
+                                       group=group, window_size=windows[name])
+        out.backward(of_mine[turn])
+        return out
 
-    calls = {
-        "packed": lambda: ours(bounds),
-        "one_sequence": lambda: ours(one),
-        "window_4096": lambda: ours(one, window_size=(4095, 0)),
-        "flash_one_gpu": lambda: varlen_attn(*leaves, bounds, bounds, max(lengths), max(lengths),
-                                             window_size=(-1, 0)).backward(whole[3])}
-    taken = {name: [] for name in calls}
+    def torchs(name, turn):
+        of = bounds if name == "packed" else one
+        longest = max(lengths) if name == "packed" else total
+        out = varlen_attn(*leaves, of, of, longest, longest, window_size=windows[name])
+        out.backward(of_out[turn])
+        return out
+
+    calls = {**{name: lambda turn, name=name: ours(name, turn) for name in windows},
+             "flash_one_gpu": lambda turn: torchs("packed", turn)}
+    wanted = {}
+    for name in windows:
+        for turn in range(2):
+            for t in leaves:
+                t.grad = None
+            out = torchs(name, turn).detach()
+            wanted[name, turn] = [perseus.split_sequence(t, group, stripe=stripe)
+                                  for t in (out, *(t.grad for t in leaves))]
+    taken, worst = {name: [] for name in calls}, 0.0
     for i in range(3 + rounds):
         for name, call in calls.items():
             for t in (*mine, *leaves):
@@ -109,14 +128,16 @@ def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10,
             dist.barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            call()
+            out = call(i % 2)
             end.record()
             end.synchronize()
             usec = torch.tensor([begin.elapsed_time(end) * 1e3], device="cuda")
             dist.all_reduce(usec, op=dist.ReduceOp.MAX)
             if i >= 3:
                 taken[name].append(float(usec))
+            for have, want in zip((out.detach(), *(t.grad for t in mine)), wanted.get((name, i % 2), ())):
+                worst = max(worst, distance(have, want))
     usec = {name: round(statistics.median(values), 1) for name, values in taken.items()}
     share = round(usec["flash_one_gpu"] / group.world / usec["packed"], 3)
-    return {"sequences": len(lengths), "longest": max(lengths), "share_of_one_gpu": share,
-            **{f"{name}_us": value for name, value in usec.items()}}, all(value > 0 for value in usec.values())
+    return {"sequences": len(lengths), "longest": max(lengths), "share_of_one_gpu": share, "worst": round(worst, 5),
+            **{f"{name}_us": value for name, value in usec.items()}}, worst < 0.01
