@@ -19,7 +19,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "fused/python"), str(ROOT / "fused/python/examples")]
+sys.path[:0] = [str(ROOT / "fused/python"), str(ROOT / "fused/python/examples"), str(ROOT / "tools/fused")]
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # NVLink multicast is never used on these hosts
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 import torch  # noqa: E402

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims of python.py about striped attention: it is right on GPUs, and what a step of packed sequences takes."""
+import os
 import random
 import statistics
 
+import flash3
 import torch
 import torch.distributed as dist
 from attention_heads import distance
@@ -80,9 +82,10 @@ def striped_attention_is_right(group):
 
 def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10, stripe=512):
     """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
-    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. Also without packing, as one
-    sequence, for the same tokens. The rounds have one of two gradients of the result in turn, and the result and the
-    gradients of each are compared with FlashAttention-2's."""
+    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. FLASH3=FILE: also by
+    FlashAttention-3 (tools/fused/flash3.py). Also without packing, as one sequence, for the same tokens. The rounds
+    have one of two gradients of the result in turn, and the result and the gradients of each are compared with
+    FlashAttention-2's."""
     from torch.nn.attention.varlen import varlen_attn
     lengths = lengths_of(total, 1)
     bounds = bounds_of(lengths, group.device)
@@ -109,8 +112,16 @@ def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10,
         out.backward(of_out[turn])
         return out
 
+    def by_flash3(turn):
+        out = flash3.attention(*leaves, True, bounds, max(lengths))
+        out.backward(of_out[turn])
+        return out
+
     calls = {**{name: lambda turn, name=name: ours(name, turn) for name in windows},
              "flash_one_gpu": lambda turn: torchs("packed", turn)}
+    if "FLASH3" in os.environ:
+        flash3.load(os.environ["FLASH3"])
+        calls["flash3_one_gpu"] = by_flash3
     wanted = {}
     for name in windows:
         for turn in range(2):
@@ -135,9 +146,13 @@ def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10,
             dist.all_reduce(usec, op=dist.ReduceOp.MAX)
             if i >= 3:
                 taken[name].append(float(usec))
-            for have, want in zip((out.detach(), *(t.grad for t in mine)), wanted.get((name, i % 2), ())):
+            found = out.detach(), *(t.grad for t in (leaves if name.endswith("_one_gpu") else mine))
+            if name.endswith("_one_gpu"):
+                found = [perseus.split_sequence(t, group, stripe=stripe) for t in found]
+            for have, want in zip(found, wanted[name if name in windows else "packed", i % 2]):
                 worst = max(worst, distance(have, want))
     usec = {name: round(statistics.median(values), 1) for name, values in taken.items()}
-    share = round(usec["flash_one_gpu"] / group.world / usec["packed"], 3)
+    best = min(value for name, value in usec.items() if name.endswith("_one_gpu"))
+    share = round(best / group.world / usec["packed"], 3)
     return {"sequences": len(lengths), "longest": max(lengths), "share_of_one_gpu": share, "worst": round(worst, 5),
             **{f"{name}_us": value for name, value in usec.items()}}, worst < 0.01

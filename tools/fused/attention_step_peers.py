@@ -12,8 +12,9 @@ turns in every round and start together; a time is the median over rounds of the
   torch_cp  torch.distributed.tensor.experimental.context_parallel with cuDNN: what its call takes, and .backward().
             It balances causal work, and is left out with --full
   cudnn, flash  scaled_dot_product_attention of the whole sequence on one GPU, forward and backward, divided by the
-            ranks. Of a batch that is smaller by --parts, and times --parts: a round of the whole batch would take too
-            long. Every rank runs it, on data of its own
+            ranks; also forward alone. Of a batch that is smaller by --parts, and times --parts: a round of the whole
+            batch would take too long. Every rank runs it, on data of its own
+  flash3    the same by FlashAttention-3, whose operators --flash3 FILE has (flash3.py)
 
 Our results are poisoned before each run, those of timed launches must have the same bits each time, and sampled rows of
 the last one are compared: out and dq with a softmax in double precision, dk and dv with sums in double precision over
@@ -22,6 +23,7 @@ was wrong, 77 without torch or GPUs.
 """
 import argparse
 import ctypes
+import functools
 import json
 import os
 import sys
@@ -35,6 +37,7 @@ try:
 except ImportError:
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import flash3  # noqa: E402
 from attention_peers import positions, worst  # noqa: E402
 from fused_context import Context, bounded, pointer, structs  # noqa: E402
 from timed import Way, time_all  # noqa: E402
@@ -141,21 +144,47 @@ class TorchContextParallel:
             out.backward(self.dout)
 
 
+def by_torch(backend, q, k, v, causal):
+    """Of [batch, rows, heads, head_dim]."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal,
+                                              enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
 class OneGpu:
     """The whole sequence on each GPU."""
 
-    def __init__(self, backend, tensors, world, parts, causal):
-        self.backend, self.causal = backend, causal
+    def __init__(self, attention, tensors, world, parts, causal):
+        self.attention, self.causal = attention, causal
         batch = tensors[0].shape[0] // parts
-        self.q, self.k, self.v, self.dout = (torch.cat([t[:batch]] * world, 1).transpose(1, 2) for t in tensors)
-        for t in (self.q, self.k, self.v):
+        *self.inputs, self.dout = (torch.cat([t[:batch]] * world, 1) for t in tensors)
+        for t in self.inputs:
             t.requires_grad_()
 
-    def __call__(self):
-        self.q.grad = self.k.grad = self.v.grad = None
-        with sdpa_kernel(self.backend):
-            F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal,
-                                           enable_gqa=self.q.shape[1] != self.k.shape[1]).backward(self.dout)
+    def forward(self):
+        with torch.no_grad():
+            return self.attention(*self.inputs, self.causal)
+
+    def both(self):
+        out = self.attention(*self.inputs, self.causal)
+        return out, *torch.autograd.grad(out, self.inputs, self.dout)
+
+
+def one_gpu_ways(flash3_file, tensors, world, parts, causal):
+    """By name. What FlashAttention-3 gives is compared with cuDNN's."""
+    calls = {"cudnn": functools.partial(by_torch, SDPBackend.CUDNN_ATTENTION),
+             "flash": functools.partial(by_torch, SDPBackend.FLASH_ATTENTION)}
+    if flash3_file:
+        flash3.load(flash3_file)
+        calls["flash3"] = flash3.attention
+    ways = {name: OneGpu(call, tensors, world, parts, causal) for name, call in calls.items()}
+    if flash3_file:
+        for have, want in zip(ways["flash3"].both(), ways["cudnn"].both()):
+            off = float((have.float() - want.float()).norm() / want.float().norm())
+            if not off < 0.02:
+                raise RuntimeError(f"FlashAttention-3 is {off} from cuDNN")
+    return ways
 
 
 class Reference:
@@ -250,8 +279,9 @@ def measure(args, context, mesh, text, rank, world):
     ours = Ours(context, Shape(batch, heads_q, heads_kv, dim, seq, int(causal), 0, 0.0), tensors)
     reference = Reference(ours, causal, rank, world)
     mine = ways_of(ours, reference)
-    theirs = {name: Way(OneGpu(backend, tensors, world, parts, causal))
-              for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION))}
+    theirs = {}
+    for name, way in one_gpu_ways(args.flash3, tensors, world, parts, causal).items():
+        theirs[name], theirs[f"{name}_forward"] = Way(way.both), Way(way.forward)
     took = time_all({**mine, **theirs}, args.rounds, world, lambda usec: worst(usec, world),
                     args.corrupt if rank == world - 1 else 0)
     one = {name: took[name] * parts / world for name in theirs}
@@ -266,12 +296,14 @@ def measure(args, context, mesh, text, rank, world):
             cp, took["ours_beside_cp"] = times["torch_cp"], times["ours"]
             mine["ours_beside_cp"] = again["ours"]
     bad = sum(worst(w.found[1], world) + worst(w.differing, world) for w in mine.values())
-    best = min(one.values())
+    best, best_forward = (min(usec for name, usec in one.items() if name.endswith("_forward") is forward)
+                          for forward in (False, True))
     row = {"kernel": "attention_step", "shape": text, "causal": causal, "gpus": world, "usec": took["ours"],
            "forward_usec": took["ours_forward"], "backward_usec": took["ours_backward"],
            "torch_cp_usec": cp, "ours_beside_cp_usec": took.get("ours_beside_cp"),
-           "one_gpu_cudnn_divided_usec": round(one["cudnn"], 1), "one_gpu_flash_divided_usec": round(one["flash"], 1),
+           **{f"one_gpu_{name}_divided_usec": round(usec, 1) for name, usec in one.items()},
            "share_of_one_gpu": round(best / took["ours"], 3),
+           "share_of_one_gpu_forward": round(best_forward / took["ours_forward"], 3),
            "speedup_over_torch_cp": round(cp / took["ours_beside_cp"], 3) if cp else None,
            "one_gpu_parts": parts, "error_over_rms": max(worst(w.found[0], world) for w in mine.values()),
            "beyond_bound": int(bad), "checked_launches": sum(w.checked for w in mine.values()),
@@ -291,6 +323,7 @@ def main():
     p.add_argument("--shape", action="append", required=True)
     p.add_argument("--full", action="store_true", help="not causal")
     p.add_argument("--parts", type=int, default=4, help="one GPU computes so small a part of the batch")
+    p.add_argument("--flash3", metavar="FILE", help="FlashAttention-3's operators")
     p.add_argument("--no-torch-cp", action="store_true")
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--corrupt", type=int, default=0,
