@@ -256,10 +256,17 @@ static int take_size(struct prs_attention_plan *p, const struct prs_attention_sh
     a->push_gap = prs_attention_tuning_gap(&info);
     if (r == 0 && a->schedule.place.world > 1)
         r = encode_received(p);
-    p->base.switching.batch = launch->batch;
-    p->base.switching.rows = rows;
     p->now.batch = r ? 0 : launch->batch;
     return r;
+}
+
+static void take_scale(struct prs_attention_plan *p, const struct prs_attention_shape *launch, double scale)
+{
+    struct prs_attention_args *a = &p->args;
+    prs_attention_set_scale(launch, scale, a);
+    p->base.switching.size = prs_said_attention(a->scale, launch->batch, launch->seq / p->most.place.world);
+    if (a->cap != 0)
+        a->scale = 0.69314718f; /* lse is computed from capped scores, which are in log2 */
 }
 
 /* The needs of the plan (core/plan.h), by number. Staging: keys and values of the other ranks. Flags: arrival counters
@@ -375,10 +382,7 @@ static int choose(struct prs_attention_plan *p, const struct prs_hint *agreed)
 static void fill_args(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
-    prs_attention_set_scale(&p->shape, a);
     prs_attention_set_stripes(&p->shape, a);
-    if (a->cap != 0)
-        a->scale = 0.69314718f; /* lse is computed from capped scores, which are in log2 */
     a->heads_first = p->shape.heads_first != 0;
     a->row_bytes = prs_attention_row_bytes(&p->shape);
     a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES
@@ -396,7 +400,7 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
     prs_plan_term(p, "seq", sh->seq);
     prs_plan_term(p, "causal", sh->causal != 0);
     prs_plan_term(p, "heads_first", sh->heads_first != 0);
-    prs_attention_striped_terms(p, sh);
+    prs_attention_score_terms(p, sh);
     prs_plan_term(p, "mode", t->mode);
     prs_plan_term(p, "ctas", t->ctas);
     prs_plan_term(p, "heads_per_step", t->heads_per_step);
@@ -526,11 +530,14 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
                          struct CUstream_st *stream)
 {
     struct prs_attention_shape launch;
+    double scale;
     int before, r = check_operands(x);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (!r)
         r = prs_attention_tuning_launch(&p->shape, &p->base.ctx->place, x->batch, x->seq, &launch);
+    if (!r)
+        r = prs_attention_tuning_scale(&p->shape, x->scale, &scale);
     if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
@@ -541,6 +548,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
                                            x->sequences,  launch.seq,    p->base.ctx->config.rank};
     p->k = x->k, p->v = x->v;
+    take_scale(p, &launch, scale);
     r = take_size(p, &launch);
     if (!r)
         r = encode_inputs(p, x);

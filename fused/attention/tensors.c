@@ -27,17 +27,12 @@ const char *prs_attention_awaited(uint32_t what)
     }
 }
 
-void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a)
-{
-    double scale = shape->scale != 0 ? (double)shape->scale : 1 / sqrt((double)shape->head_dim);
-    a->scale = (float)scale;
-    a->scale_log2 = (float)(scale * LOG2_E);
-}
-
 /* A capped score is already in log2, so scale_log2 is 1. */
-static void set_cap(const struct prs_attention_shape *shape, struct prs_attention_args *a)
+void prs_attention_set_scale(const struct prs_attention_shape *shape, double scale, struct prs_attention_args *a)
 {
     double cap = (double)shape->soft_cap;
+    a->scale = (float)scale;
+    a->scale_log2 = (float)(scale * LOG2_E);
     if (shape->soft_cap == 0)
         return;
     a->cap = (float)(cap * LOG2_E);
@@ -54,13 +49,16 @@ void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct p
         a->stripes.log_rows++;
     a->stripes.before = within;
     a->stripes.after = shape->causal != 0 ? 0 : within;
-    set_cap(shape, a);
 }
 
-void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape)
+void prs_attention_score_terms(struct prs_plan *p, const struct prs_attention_shape *shape)
 {
-    uint32_t cap;
+    uint32_t cap, scale_bits;
+    double given;
+    float scale = prs_attention_tuning_scale(shape, 0, &given) == 0 ? (float)given : 0;
     memcpy(&cap, &shape->soft_cap, sizeof(cap));
+    memcpy(&scale_bits, &scale, sizeof(scale_bits));
+    prs_plan_term(p, "scale", scale_bits);
     prs_plan_term(p, "stripe", shape->stripe);
     prs_plan_term(p, "window", shape->window);
     prs_plan_term(p, "packed", shape->packed != 0);

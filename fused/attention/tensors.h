@@ -18,14 +18,14 @@ struct prs_attention_box {
 /* What a flag of attention stands for, for the text of an error (core/sync.h). NULL: no flag of attention. */
 const char *prs_attention_awaited(uint32_t what);
 
-void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a);
+/* Sets the scale of a launch, and the cap. */
+void prs_attention_set_scale(const struct prs_attention_shape *shape, double scale, struct prs_attention_args *a);
 
-/* Sets stripes, window and cap; each launch adds sequences and sinks. Does nothing if the shape is not striped. Call
- * it after prs_attention_set_scale(). */
+/* Sets stripes and window; each launch adds sequences and sinks. Does nothing if the shape is not striped. */
 void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
-/* Adds the fields of striped attention to the terms of the plan, which must be the same on all ranks. */
-void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
+/* Adds the scale and the fields of striped attention to the terms of the plan, which must be the same on all ranks. */
+void prs_attention_score_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
 
 /* Bytes of the table of spans of packed sequences, one struct prs_span for each position; 0: not packed. */
 uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);

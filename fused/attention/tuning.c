@@ -15,6 +15,7 @@ static const double HALF_HEAD_SHARE = 0.75;
 static const double COPY_US = 5;
 /* Larger caps change no score of bf16 inputs, and would cost precision. */
 static const double MAX_SOFT_CAP = 1e4;
+static const double LEAST_SCALE = 1e-20, MOST_SCALE = 1e20;
 
 enum {
     DEFAULT_SLAB_ROWS = 512,
@@ -93,8 +94,22 @@ int prs_attention_tuning_launch(const struct prs_attention_shape *plan, const st
     return check_parts(plan, place->world, launch->seq);
 }
 
+/* Maxima are taken of scores before the scale, so it must be positive. The limits keep it, its inverse and its product
+ * with log2(e) normal numbers of fp32. */
+int prs_attention_tuning_scale(const struct prs_attention_shape *plan, double launch, double *scale)
+{
+    double given = launch != 0 ? launch : (double)plan->scale;
+    *scale = given != 0 ? given : 1 / sqrt((double)plan->head_dim);
+    if (*scale >= LEAST_SCALE && *scale <= MOST_SCALE)
+        return 0;
+    return prs_fail(-EINVAL, "attention: scale %g of a %s is not in %g ... %g%s", given,
+                    launch != 0 ? "launch" : "plan", LEAST_SCALE, MOST_SCALE,
+                    given < 0 ? ": negate the queries instead" : "");
+}
+
 int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
 {
+    double scale;
     int r;
     if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
         return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
@@ -116,11 +131,7 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     r = check_parts(a, world, a->seq);
     if (r)
         return r;
-    if (!isfinite(a->scale))
-        return prs_fail(-EINVAL, "attention: scale %g is no finite number", (double)a->scale);
-    if (a->scale < 0)
-        return prs_fail(-EINVAL, "attention: scale %g is negative: negate the queries instead", (double)a->scale);
-    return 0;
+    return prs_attention_tuning_scale(a, 0, &scale);
 }
 
 bool prs_attention_tuning_plain(const struct prs_attention_shape *a)

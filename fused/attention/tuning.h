@@ -55,6 +55,9 @@ void prs_attention_tuning_predict(const struct prs_attention_shape *shape, const
 int prs_attention_tuning_launch(const struct prs_attention_shape *plan, const struct prs_place *place, uint64_t batch,
                                 uint64_t seq, struct prs_attention_shape *launch);
 
+/* Finds the scale of a launch, whose operands say `launch`. 0 or -EINVAL. */
+int prs_attention_tuning_scale(const struct prs_attention_shape *plan, double launch, double *scale);
+
 /* Whether two launches of a plan have the same size. */
 static inline bool prs_attention_same_size(const struct prs_attention_shape *a, const struct prs_attention_shape *b)
 {

@@ -38,11 +38,11 @@ PRS_DEVICE void await_switch(const struct prs_switch_args &args, uint32_t switch
  * and counts (end.cuh of attention). */
 PRS_DEVICE void say_switched(const struct prs_switch_args &args)
 {
-    if (args.rows == 0 || !args.alarms[0])
+    if (args.size == 0 || !args.alarms[0])
         return;
     if (threadIdx.x == 0)
         say_launch(&args.sync, &args.place, args.alarms, *(volatile uint32_t *)&args.alarms[0]->launches, args.common,
-                   args.batch, args.rows);
+                   args.size);
     __syncwarp();
     __threadfence_system(); /* [both-say] */
     refuse_difference(&args.sync, &args.place, threadIdx.x);

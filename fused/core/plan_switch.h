@@ -53,8 +53,9 @@ struct prs_switch_args {
     uint32_t always;                      /* 1: wait also when this plan was launched last */
     uint64_t *words[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     struct prs_far far;                   /* several nodes only */
-    /* What this launch says to the node's ranks (say_launch()); rows 0: nothing. */
-    uint32_t common, batch, rows;
+    /* What this launch says to the node's ranks (say_launch()); size 0: nothing. */
+    uint32_t common;
+    uint64_t size;
     struct prs_alarm *alarms[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p; [0] NULL: no neighbours */
 };
 

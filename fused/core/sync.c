@@ -106,31 +106,56 @@ static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f
     return r;
 }
 
+uint64_t prs_said_attention(float scale, uint32_t batch, uint32_t rows)
+{
+    uint32_t bits, hash;
+    memcpy(&bits, &scale, sizeof(bits));
+    hash = bits * 0x9e3779b1u >> 20;
+    return (uint64_t)(hash != 0 ? hash : 1) << 36 | (uint64_t)(batch & 0xfff) << 24 | (rows & 0xffffff);
+}
+
+/* What a word says (say_launch()); scale and batch 0: not attention. */
+struct said {
+    uint32_t plan, scale, batch, rows;
+};
+
+static struct said read_word(uint64_t word)
+{
+    struct said x = {.plan = word >> 48 & 0xfff, .scale = word >> 36 & 0xfff, .rows = (uint32_t)word};
+    if (x.scale != 0)
+        x.batch = word >> 24 & 0xfff, x.rows = word & 0xffffff;
+    return x;
+}
+
 static int describe_difference(const struct prs_fused *ctx, const struct prs_difference *d,
                                struct prs_fused_error *error)
 {
-    uint32_t plan = (uint32_t)(d->mine >> 48) & 0xfff, its_plan = (uint32_t)(d->other >> 48) & 0xfff;
-    bool batch = plan == its_plan && (d->mine >> 32 & 0xffff) != (d->other >> 32 & 0xffff);
-    uint32_t mine = batch ? d->mine >> 32 & 0xffff : (uint32_t)d->mine;
-    uint32_t other = batch ? d->other >> 32 & 0xffff : (uint32_t)d->other;
+    struct said mine = read_word(d->mine), other = read_word(d->other);
+    bool plans = mine.plan != other.plan, batch = !plans && mine.batch != other.batch;
+    bool scale = !plans && !batch && mine.rows == other.rows;
     char *text = error->text;
     size_t bytes = sizeof(error->text);
     error->from_rank = d->from;
     error->blamed = (uint64_t)d->from + 1;
-    error->flag = plan;
-    error->want = mine;
-    error->seen = other;
-    if (plan == its_plan)
-        (void)snprintf(text, bytes,
-                       "rank %u launched plan %u with %u %s, and rank %u with %u: all ranks must pass the same "
-                       "number; what the launch wrote is wrong",
-                       ctx->config.rank, plan, mine, batch ? "sequences" : "rows", d->from, other);
-    else
+    error->flag = mine.plan;
+    error->want = batch ? mine.batch : mine.rows;
+    error->seen = batch ? other.batch : other.rows;
+    if (plans)
         (void)snprintf(text, bytes,
                        "rank %u launched plan %u of those that all ranks opened, with %u rows, and rank %u launched "
                        "plan %u with %u rows instead: all ranks must make the same launches, of as many rows, in the "
                        "same order",
-                       ctx->config.rank, plan, mine, d->from, its_plan, other);
+                       ctx->config.rank, mine.plan, mine.rows, d->from, other.plan, other.rows);
+    else if (scale)
+        (void)snprintf(text, bytes,
+                       "rank %u launched plan %u with another scale than rank %u: all ranks must pass the same one; "
+                       "what the launch wrote is wrong",
+                       ctx->config.rank, mine.plan, d->from);
+    else
+        (void)snprintf(text, bytes,
+                       "rank %u launched plan %u with %u %s, and rank %u with %u: all ranks must pass the same "
+                       "number; what the launch wrote is wrong",
+                       ctx->config.rank, mine.plan, error->want, batch ? "sequences" : "rows", d->from, error->seen);
     return -EINVAL;
 }
 

@@ -61,15 +61,15 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
 }
 
 /* Tells the neighbours which launch this rank runs: 4 bits of the launch's number (ranks are at most two launches
- * apart), 12 of the plan's, 16 of the number of sequences (0: not attention), 32 of rows. One thread of each CTA calls
- * it before the roles begin, so the word comes before every flag that the CTA raises [said]. at: [p] at neighbour p.
+ * apart), 12 of the plan's, 48 of its size: rows, or prs_said_attention(). One thread of each CTA calls it before the
+ * roles begin, so the word comes before every flag that the CTA raises [said]. at: [p] at neighbour p.
  * launch: counts the launches of the context that call this; plan: prs_plan.common. Both are the same on all ranks that
  * make the same launches. */
 PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *place, struct prs_alarm *const *at,
-                           uint32_t launch, uint32_t plan, uint32_t batch, uint32_t rows)
+                           uint32_t launch, uint32_t plan, uint64_t size)
 {
     uint32_t number = (launch + 1) & 0xf;
-    uint64_t said = (uint64_t)number << 60 | (uint64_t)(plan & 0xfff) << 48 | (uint64_t)(batch & 0xffff) << 32 | rows;
+    uint64_t said = (uint64_t)number << 60 | (uint64_t)(plan & 0xfff) << 48 | size;
     *(volatile uint64_t *)&sync->words->said = said;
 #pragma unroll 1
     for (uint32_t p = 1; p < place->local_ranks; p++)

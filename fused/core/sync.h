@@ -45,6 +45,10 @@ struct prs_alarm {
     uint32_t absent; /* copy of prs_fault.absent for this rank's kernels; bits are only added */
 };
 
+/* The size of a launch of attention in its word (say_launch()): 12 bits made from its scale, which are not 0; 12 of the
+ * number of sequences; 24 of rows. */
+uint64_t prs_said_attention(float scale, uint32_t batch, uint32_t rows);
+
 /* Two ranks of a node said different words for one launch (say_launch()). */
 struct prs_difference {
     uint32_t state; /* like that of a fault */

@@ -44,7 +44,7 @@ PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
      * s/alarms[0]->launches/turns[0]->launches/ */
     if (args.turns[0] && args.alarms[0])
         say_launch(&args.sync, &args.schedule.place, args.alarms, *(volatile uint32_t *)&args.alarms[0]->launches,
-                   args.plan, 0, rows_of_launch(args));
+                   args.plan, rows_of_launch(args));
 }
 
 /* Compares this launch with that of the neighbour `lane`. Lanes of the first CTA that have no role call it, after all

@@ -41,7 +41,7 @@ struct prs_attention_shape {
     uint32_t seq;               /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W. The most
                                  * positions of a launch */
     uint32_t causal, heads_first;
-    float scale; /**< 0: 1 / sqrt(head_dim) */
+    float scale; /**< of launches that say none, 1e-20 to 1e20; 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
      * more evenly among the ranks; with longer ones less is sent. A good choice is the longest one, up to 512 rows, of
      * which each rank has at least 32. 0: not striped; window, packed and soft_cap must then be 0. */
@@ -136,7 +136,11 @@ struct prs_attention_operands {
     /** Sequences of this launch, the same on all ranks: at most the plan's batch. Time, bits and errors are as for seq;
      * both may be less than the plan's. 0: the plan's batch. */
     uint64_t batch;
-    uint64_t reserved[PRS_RESERVED_WORDS - 2]; /**< 0 */
+    /** The scale of this launch, the same on all ranks: 1e-20 to 1e20, since maxima are taken of scores before the
+     * scale. For a negative scale, negate the queries. Ranks of a node that launch a plan with different scales get an
+     * error, as for seq. 0: the plan's scale. */
+    double scale;
+    uint64_t reserved[PRS_RESERVED_WORDS - 3]; /**< 0 */
 };
 
 /** Enqueues one launch, by the rules of launches (fused.h). */
@@ -181,8 +185,11 @@ struct prs_attention_gradients {
      * the dsinks of all ranks. Give both or neither. */
     const float *sinks;
     float *dsinks;
-    uint64_t seq, batch;                       /**< as in the forward launch */
-    uint64_t reserved[PRS_RESERVED_WORDS - 2]; /**< 0 */
+    uint64_t seq, batch; /**< as in the forward launch */
+    /** As in the forward launch, whose lse follows from it: with another scale the gradients are wrong, and nothing
+     * tells. 0: the plan's scale. */
+    double scale;
+    uint64_t reserved[PRS_RESERVED_WORDS - 3]; /**< 0 */
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'

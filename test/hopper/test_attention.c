@@ -452,7 +452,8 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
     struct prs_attention_shape narrow = {1, 2, 2, 64, 512, 0, 0, 0}, odd_values = {1, 2, 2, 192, 512, 0, 0, 0};
     struct prs_attention_shape striped = {1, 2, 2, 96, 512, 1, 0, 0, .stripe = 128};
     struct prs_attention_tuning unknown = {.block_rows = 100}, narrow_blocks = {.block_rows = 176};
-    struct prs_attention_plan *plan;
+    static const double scales[] = {-0.125, 1e-21, 1e21, (double)INFINITY, (double)NAN};
+    struct prs_attention_plan *plan, *other;
     struct prs_fused *ctx;
     struct prs_attention_operands near, odd;
     char *x;
@@ -469,6 +470,16 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
     odd = (struct prs_attention_operands){.q = x, .k = x, .v = x, .out = x, .lse = (float *)(x + 2)};
     cr_assert_eq(prs_attention_launch(plan, &near, NULL), -EINVAL);
     cr_assert_eq(prs_attention_launch(plan, &odd, NULL), -EINVAL);
+    for (size_t i = 0; i < sizeof(scales) / sizeof(*scales); i++) {
+        struct prs_attention_operands scaled = {.q = x, .k = x, .v = x, .out = x, .scale = scales[i]};
+        char text[64];
+        (void)snprintf(text, sizeof(text), "scale %g of a launch is not in 1e-20 ... 1e+20", scales[i]);
+        cr_assert_eq(prs_attention_launch(plan, &scaled, NULL), -EINVAL);
+        cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
+        shape.scale = (float)scales[i];
+        cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &other), -EINVAL);
+        cr_assert(strstr(prs_fused_error_text(), " of a plan is not in 1e-20 ") != NULL, "%s", prs_fused_error_text());
+    }
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }

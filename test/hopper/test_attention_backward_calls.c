@@ -131,6 +131,8 @@ Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "lse ");
     x.lse = (float *)at, x.dlse = (float *)(at + 2);
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "dlse ");
+    x.dlse = NULL, x.scale = -0.125;
+    assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "negate the queries");
     prs_attention_backward_plan_close(plan);
     prs_fused_close(ctx);
 }

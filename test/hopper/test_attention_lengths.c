@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches of ring attention that are smaller than their plan, forward and backward, on emulated GPUs: shorter, or of
- * fewer sequences. Compared with plans of their size, bit by bit. */
+ * fewer sequences; and with another scale. Compared with plans of their size and scale, bit by bit. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,13 +88,17 @@ static void close_launch(struct launch *x)
     (void)cudaFree(x->bounds);
 }
 
-/* batch, seq: what the operands say. lse and out of the backward launch are those of `from`. */
+/* batch, seq: what the operands say. seq 0: they say no scale either; otherwise that of x, as a plan derives it. lse
+ * and out of the backward launch are those of `from`. */
 static int launch(const struct plans *p, const struct launch *x, uint32_t batch, uint32_t seq,
                   const struct launch *from, cudaStream_t stream)
 {
+    double own = x->shape.scale != 0 ? (double)x->shape.scale : 1 / sqrt(x->shape.head_dim);
+    double scale = seq != 0 ? own : 0;
     uint32_t sequences = x->bounds ? SEQUENCES : 0;
-    struct prs_attention_operands forward = {x->x[Q],   x->x[K],   x->x[V],     x->x[OUT],  x->x[LSE],
-                                             x->bounds, sequences, x->x[SINKS], .seq = seq, .batch = batch};
+    struct prs_attention_operands forward = {x->x[Q],    x->x[K],        x->x[V],       x->x[OUT],
+                                             x->x[LSE],  x->bounds,      sequences,     x->x[SINKS],
+                                             .seq = seq, .batch = batch, .scale = scale};
     struct prs_attention_gradients backward = {.q = x->x[Q],
                                                .k = x->x[K],
                                                .v = x->x[V],
@@ -108,7 +113,8 @@ static int launch(const struct plans *p, const struct launch *x, uint32_t batch,
                                                .sinks = x->x[SINKS],
                                                .dsinks = x->x[DSINKS],
                                                .seq = seq,
-                                               .batch = batch};
+                                               .batch = batch,
+                                               .scale = scale};
     int r = prs_attention_launch(p->forward, &forward, stream);
     return r != 0 || !p->backward ? r : prs_attention_backward_launch(p->backward, &backward, stream);
 }
@@ -247,14 +253,16 @@ static void run_rank(uint32_t rank, struct ranks_self *self, void *user)
     struct plans p = {NULL, NULL};
     struct prs_fused *ctx = NULL;
     struct prs_fused_error error;
+    struct prs_attention_shape shape = u->row->shape;
     cudaStream_t stream;
     uint32_t count = 0;
     int r = ranks_open(self, u->row->nodes, LIMIT_MS, &ctx);
     while (count < LENGTHS && u->row->seq[count] != 0)
         count++;
     (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    shape.scale = 0.7f; /* of no launch that is compared */
     if (!r)
-        r = open_plans(ctx, &u->row->shape, &u->row->tuning,
+        r = open_plans(ctx, &shape, &u->row->tuning,
                        u->row->forward_only
                            ? NULL
                            : &(struct prs_attention_tuning){.mode = u->row->tuning.mode,
@@ -485,6 +493,7 @@ struct unequal {
     bool backward; /* the backward pass */
     uint64_t odd;  /* positions of rank 1; the others launch the plan's length, twice this one */
     bool batch;    /* instead, rank 1 launches one sequence, and the others two */
+    bool scale;    /* instead, rank 1 launches another scale */
     uint32_t stripe;
     struct prs_fused_error error[3];
 };
@@ -494,6 +503,7 @@ static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
     struct unequal *u = user;
     struct row row = {.world = 3, .shape = {2, 2, 2, 64, 2 * (uint32_t)u->odd, 0, 0, 0, u->stripe}};
     uint32_t seq = rank == 1 && !u->batch ? (uint32_t)u->odd : 0, batch = rank == 1 && u->batch ? 1 : 0, all[3];
+    seq *= u->scale ? 2 : 1;
     struct plans p = {NULL, NULL}, none = {NULL, NULL};
     struct prs_fused *ctx;
     struct launch x;
@@ -501,6 +511,12 @@ static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
     cr_assert_eq(
         open_plans(ctx, &row.shape, &u->tuning, u->backward ? &(struct prs_attention_tuning){.mode = 0} : NULL, &p), 0);
     open_launch(&row, rank, 0, 0, row.shape.seq, &x);
+    x.shape.scale = u->scale ? 0.5f : 0;
+    if (u->scale) {
+        row.shape.scale = rank == 1 ? 0.5f : 0.25f;
+        cr_assert_eq(prs_attention_plan_open(ctx, &row.shape, &u->tuning, &none.forward), -EINVAL);
+        cr_assert(strstr(prs_fused_error_text(), "scale") != NULL, "%s", prs_fused_error_text());
+    }
     none.forward = p.forward;
     cr_assert_eq(launch(&none, &x, 0, 0, &x, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
@@ -509,6 +525,7 @@ static void launch_unequal(uint32_t rank, struct ranks_self *self, void *user)
     if (u->backward) {
         struct prs_attention_gradients g = {x.x[Q], x.x[K],  x.x[V],  x.x[OUT], x.x[LSE],   x.x[DOUT],
                                             NULL,   x.x[DQ], x.x[DK], x.x[DV],  .seq = seq, .batch = batch};
+        g.scale = seq != 0 ? (double)x.shape.scale : 0;
         cr_assert_eq(prs_attention_backward_launch(p.backward, &g, NULL), 0);
     } else {
         cr_assert_eq(launch(&none, &x, batch, seq, &x, NULL), 0);
@@ -533,6 +550,9 @@ static void assert_all_are_told(struct unequal u)
     for (int rank = 0; rank < 3; rank++) {
         const struct prs_fused_error *e = &u.error[rank];
         cr_assert_eq(e->code, -EINVAL, "rank %d: %d %s", rank, e->code, e->text);
+        cr_assert_eq(strstr(e->text, " with another scale than rank ") != NULL, u.scale, "%s", e->text);
+        if (u.scale)
+            continue;
         cr_assert(strstr(e->text, rows[0]) != NULL && strstr(e->text, rows[1]) != NULL, "%s", e->text);
         cr_assert(strstr(e->text, u.batch ? " sequences, and" : " rows, and") != NULL, "%s", e->text);
     }
@@ -565,4 +585,10 @@ Test(attention_lengths, that_differ_in_their_sequences_are_told, .timeout = 600)
     assert_all_are_told((struct unequal){.tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES}, .odd = 150, .batch = true});
     assert_all_are_told((struct unequal){.backward = true, .odd = 150, .batch = true});
     assert_all_are_told((struct unequal){.odd = 768, .stripe = 128, .batch = true});
+}
+
+Test(attention_lengths, and_scales_that_differ_are_told, .timeout = 600)
+{
+    assert_all_are_told((struct unequal){.tuning = {.mover = PRS_MOVED_BY_CTAS}, .odd = 30, .scale = true});
+    assert_all_are_told((struct unequal){.backward = true, .odd = 30, .scale = true});
 }

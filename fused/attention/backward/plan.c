@@ -168,7 +168,6 @@ static void fill_args(struct prs_attention_backward_plan *p)
     struct prs_backward_args *a = &p->args;
     struct prs_attention_args *x = &a->stream;
     uint32_t before;
-    prs_attention_set_scale(&p->shape, x);
     prs_attention_set_stripes(&p->shape, x);
     before = x->stripes.before; /* a key meets the queries that attend to it */
     x->stripes.before = x->stripes.after, x->stripes.after = before;
@@ -176,7 +175,6 @@ static void fill_args(struct prs_attention_backward_plan *p)
     x->row_bytes = prs_attention_row_bytes(&p->shape);
     a->pairs_q = p->shape.batch * p->shape.heads_q;
     p->terms.mirrored = p->shape.stripe == 0;
-    p->finish.scale = x->scale;
     p->most = x->schedule;
 }
 
@@ -189,7 +187,7 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
     prs_plan_term(p, "seq", sh->seq);
     prs_plan_term(p, "causal", sh->causal != 0);
     prs_plan_term(p, "heads_first", sh->heads_first != 0);
-    prs_attention_striped_terms(p, sh);
+    prs_attention_score_terms(p, sh);
     prs_plan_term(p, "mode", t->mode);
     prs_plan_term(p, "ctas", t->ctas);
     prs_plan_term(p, "heads_per_step", t->heads_per_step);
@@ -308,12 +306,18 @@ static int take_size(struct prs_attention_backward_plan *p, const struct prs_att
     stream.heads_kv = stream.heads_q;
     predict(&stream, &x->schedule, &info);
     x->push_gap = prs_attention_tuning_gap(&info);
-    p->base.switching.batch = launch->batch;
-    p->base.switching.rows = rows;
     if (world > 1)
         r = prs_attention_encode_stages(launch, &x->schedule, x->staging[0], block, &x->received);
     p->now.batch = r ? 0 : launch->batch;
     return r;
+}
+
+static void take_scale(struct prs_attention_backward_plan *p, const struct prs_attention_shape *launch, double scale)
+{
+    struct prs_attention_args *x = &p->args.stream;
+    prs_attention_set_scale(launch, scale, x);
+    p->finish.scale = x->scale;
+    p->base.switching.size = prs_said_attention(x->scale, launch->batch, launch->seq / p->most.place.world);
 }
 
 static int open_own(struct prs_attention_backward_plan *p)
@@ -522,9 +526,12 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
                                   struct CUstream_st *stream)
 {
     struct prs_attention_shape launch;
+    double scale;
     int before, r = check_operands(x);
     if (!r)
         r = prs_attention_tuning_launch(&p->shape, &p->base.ctx->place, x->batch, x->seq, &launch);
+    if (!r)
+        r = prs_attention_tuning_scale(&p->shape, x->scale, &scale);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
@@ -534,6 +541,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
+    take_scale(p, &launch, scale);
     r = take_size(p, &launch);
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
