@@ -159,6 +159,42 @@ class Batches(unittest.TestCase):
         run(2, body)
 
 
+class Scales(unittest.TestCase):
+    def test_all_scales_share_the_plans_of_both_passes(self):
+        whole = [random(0, 1, heads, 72, 64, seed=1 + i) for i, heads in enumerate((2, 1, 1, 2))]
+        wide = {}
+        for scale in (0, 0.3, 0.07):
+            leaves = [t.double().requires_grad_() for t in whole[:3]]
+            out = attention(leaves[0] * (scale * 8 or 1), *leaves[1:], True)[0]  # 8: sqrt(64)
+            out.backward(whole[3].double())
+            wide[scale] = [out.detach(), *(t.grad for t in leaves)]
+
+        def body(group):
+            mine, found = positions(group.rank, 2, 72, True), []
+            for scale in (0, 0.3, 0.07, 0):
+                *leaves, of_out = (t[:, :, mine].contiguous() for t in whole)
+                leaves = [t.requires_grad_() for t in leaves]
+                out = perseus.ring_attention(*leaves, group, causal=True, scale=scale, heads_first=True)[0]
+                out.backward(of_out)
+                found.append((scale, [out.detach(), *(t.grad for t in leaves)]))
+            return len(group._plans), found
+        for rank, (plans, found) in enumerate(run(2, body)):
+            self.assertEqual(plans, 2)
+            for scale, tensors in found:
+                mine = positions(rank, 2, 72, True)
+                assert_close(self, zip((w[:, :, mine] for w in wide[scale]), tensors), f"of rank {rank}, scale {scale}")
+            for first, last in zip(found[0][1], found[-1][1]):
+                self.assertTrue(torch.equal(first, last), "of no scale, before and after others")
+
+    def test_a_negative_scale_is_refused_and_nothing_is_launched(self):
+        def body(group):
+            q = random(0, 1, 64, 1, 64, seed=1)
+            with self.assertRaisesRegex(perseus.PerseusError, "scale -0.125 of a launch.*negate the queries"):
+                perseus.ring_attention(q, q, q, group, scale=-0.125)
+            return bool(perseus.ring_attention(q, q, q, group)[0].isfinite().all())
+        self.assertEqual(run(1, body), [True])
+
+
 class Gradients(unittest.TestCase):
     """The loss of all ranks: the sum of out and of lse, each times random values that are rounded to bf16."""
 

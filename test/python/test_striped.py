@@ -12,10 +12,10 @@ import perseus
 SEQ, HEADS, DIM = 512, 2, 64
 
 
-def attention(q, k, v, met, soft_cap, sinks):
+def attention(q, k, v, met, soft_cap, sinks, scale=DIM**-0.5):
     """[rows, heads, dim]. met: which keys each query meets. Returns out, lse [heads, rows]."""
     q, k, v = (t.transpose(0, 1) for t in (q, k, v))
-    scores = q @ k.transpose(1, 2) * DIM**-0.5
+    scores = q @ k.transpose(1, 2) * scale
     scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
     scores = scores.masked_fill(~met, -torch.inf)
     if sinks is not None:
@@ -41,7 +41,7 @@ class Results(unittest.TestCase):
         wide = [t.double().requires_grad_() for t in whole]
         wide_sinks = None if sinks is None else sinks.double().requires_grad_()
         window = window_size[0] + 1 if window_size[0] >= 0 else 0
-        want, want_lse = attention(*wide, met_by(causal, window, cu_seqlens), softcap, wide_sinks)
+        want, want_lse = attention(*wide, met_by(causal, window, cu_seqlens), softcap, wide_sinks, 0.2)
         ((want * of_out).sum() + (want_lse * of_lse).sum()).backward()
 
         def body(group):
@@ -52,11 +52,11 @@ class Results(unittest.TestCase):
             if cu_seqlens:
                 out, lse = perseus.varlen_attention(*leaves, torch.tensor(cu_seqlens, dtype=torch.int32), causal=causal,
                                                     window_size=window_size, softcap=softcap, sinks=mine,
-                                                    return_lse=True, group=group)
+                                                    softmax_scale=0.2, return_lse=True, group=group)
             else:
                 out, lse = (t[0] for t in perseus.striped_attention(
                     *(t.unsqueeze(0) for t in leaves), group, causal=causal, window=window, soft_cap=softcap,
-                    sinks=mine))
+                    sinks=mine, scale=0.2))
             torch.autograd.backward([out, lse], [part(of_out), part(of_lse, 1)])
             pairs = [(part(want), out), (part(want_lse, 1), lse),
                      *((part(w.grad), t.grad) for w, t in zip(wide, leaves))]
@@ -82,6 +82,8 @@ class Results(unittest.TestCase):
             for error, text, call in (
                     (ValueError, "window_size", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
                                                                                  window_size=(3, 4))),
+                    (ValueError, "softmax_scale is 0", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
+                                                                                        softmax_scale=0.0)),
                     (TypeError, "cu_seqlens is torch.int64", lambda: perseus.varlen_attention(q, q, q, bounds.long(),
                                                                                               group=group)),
                     (ValueError, "cu_seqlens has 1 elements", lambda: perseus.varlen_attention(q, q, q, bounds[:1],

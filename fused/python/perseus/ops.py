@@ -297,27 +297,27 @@ for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce",
 # ---- ring attention ----
 
 def _attention_sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
-                     scale: float, heads_first: bool) -> dict[str, Any]:
-    """The fields of struct prs_attention_shape, of tensors that are checked."""
+                     heads_first: bool) -> dict[str, Any]:
+    """The fields of struct prs_attention_shape, of tensors that are checked. The scale is of a launch."""
     _check_tensor(group, op, "q", q, _bf16, (-1, -1, -1, -1))
     batch, dim = q.shape[0], q.shape[3]
     rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
     _check_tensor(group, op, "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
     _check_tensor(group, op, "v", v, _bf16, (*k.shape[:3], -1))
     return {"batch": batch, "heads_q": heads_q, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
-            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale,
+            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first),
             "value_dim": v.shape[3]}
 
 
 def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
                     scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     group = find(group_name)
-    sizes = _attention_sizes(group, "ring_attention", q, k, v, causal, scale, heads_first)
+    sizes = _attention_sizes(group, "ring_attention", q, k, v, causal, heads_first)
     plan = group.attention(**sizes)
     out, lse = _ring_attention_fake(q, k, v, group_name, causal, scale, heads_first)
     x, place = plan.operands, group.place
     x.q, x.k, x.v, x.out, x.lse = place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse)
-    x.seq, x.batch = sizes["seq"], sizes["batch"]
+    x.seq, x.batch, x.scale = sizes["seq"], sizes["batch"], scale
     group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
 
@@ -333,7 +333,7 @@ def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: t
                              causal: bool = False, scale: float = 0.0,
                              heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     group, op = find(group_name), "ring_attention_backward"
-    sizes = _attention_sizes(group, op, q, k, v, causal, scale, heads_first)
+    sizes = _attention_sizes(group, op, q, k, v, causal, heads_first)
     values = sizes["batch"], sizes["heads_q"], sizes["seq"] // group.world
     for name, t in (("out", out), ("dout", dout)):
         _check_tensor(group, op, name, t, _bf16, (*q.shape[:3], v.shape[3]))
@@ -346,7 +346,7 @@ def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: t
         setattr(x, field, place.read(tensor))
     x.dlse = None if dlse is None else place.read(dlse)
     x.dq, x.dk, x.dv = (place.write(t) for t in results)
-    x.seq, x.batch = sizes["seq"], sizes["batch"]
+    x.seq, x.batch, x.scale = sizes["seq"], sizes["batch"], scale
     group.launch(group.library.prs_attention_backward_launch, plan.handle, plan.reference)
     return results
 
@@ -520,8 +520,9 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
     q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows,
     head_dim]. head_dim is 64, 96, 128 or 256, or 192 with v's of 128 (DeepSeek's MLA), heads_kv divides heads_q, the
     sequence has rows * W positions. Not causal: rank r has positions r * rows ... Causal with W > 1: the sequence is
-    cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim). Returns
-    (out, lse): out as q, with v's head_dim; lse fp32 [batch, heads_q, rows], the log of the sum of exponentials.
+    cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r. scale: positive, the same on all ranks;
+    0: 1 / sqrt(head_dim); all scales share a plan. Returns (out, lse): out as q, with v's head_dim; lse fp32 [batch,
+    heads_q, rows], the log of the sum of exponentials.
 
     Both results have gradients, for head_dim 64 and 128 (between nodes there are no others at all); q, k, v and the
     results stay for the backward pass. Every rank runs it, or none: a rank gets the gradients of its keys and values

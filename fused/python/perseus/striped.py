@@ -43,9 +43,9 @@ def _check_stripe(stripe: Any) -> None:
 # ---- the ops ----
 
 def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
-           sinks: torch.Tensor | None, causal: bool, stripe: int, window: int, soft_cap: float, scale: float,
+           sinks: torch.Tensor | None, causal: bool, stripe: int, window: int, soft_cap: float,
            heads_first: bool) -> dict[str, Any]:
-    """The fields of struct prs_attention_shape, of tensors that are checked."""
+    """The fields of struct prs_attention_shape, of tensors that are checked. The scale is of a launch."""
     _check_tensor(group, op, "q", q, _bf16, (-1, -1, -1, -1))
     batch, dim = q.shape[0], q.shape[3]
     rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
@@ -59,16 +59,16 @@ def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     if sinks is not None:
         _check_tensor(group, op, "sinks", sinks, torch.float32, (heads,))
     return {"batch": batch, "heads_q": heads, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
-            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale,
+            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first),
             "stripe": stripe or stripe_of(rows * group.world, group.world), "window": window,
             "packed": int(cu_seqlens is not None), "soft_cap": soft_cap}
 
 
-def _give(group: Group, x: Any, sizes: dict[str, Any], tensors: dict[str, torch.Tensor],
+def _give(group: Group, x: Any, sizes: dict[str, Any], scale: float, tensors: dict[str, torch.Tensor],
           cu_seqlens: torch.Tensor | None, sinks: torch.Tensor | None) -> None:
     """What a launch reads."""
     place = group.place
-    x.seq, x.batch = sizes["seq"], sizes["batch"]
+    x.seq, x.batch, x.scale = sizes["seq"], sizes["batch"], scale
     for field, tensor in tensors.items():
         setattr(x, field, place.read(tensor))
     x.cu_seqlens = None if cu_seqlens is None else place.read(cu_seqlens)
@@ -79,11 +79,12 @@ def _give(group: Group, x: Any, sizes: dict[str, Any], tensors: dict[str, torch.
 def _striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
                        sinks: torch.Tensor | None, group_name: str, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     group = find(group_name)
-    sizes = _sizes(group, "striped_attention", q, k, v, cu_seqlens, sinks, *rest)
+    *masks, scale, heads_first = rest
+    sizes = _sizes(group, "striped_attention", q, k, v, cu_seqlens, sinks, *masks, heads_first)
     plan = group.attention(**sizes)
     out, lse = _striped_attention_fake(q, k, v, cu_seqlens, sinks, group_name, *rest)
     x = plan.operands
-    _give(group, x, sizes, {"q": q, "k": k, "v": v}, cu_seqlens, sinks)
+    _give(group, x, sizes, scale, {"q": q, "k": k, "v": v}, cu_seqlens, sinks)
     x.out, x.lse = group.place.write(out), group.place.write(lse)
     group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
@@ -101,7 +102,8 @@ def _striped_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q
                                 cu_seqlens: torch.Tensor | None, sinks: torch.Tensor | None, group_name: str,
                                 *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     group, op = find(group_name), "striped_attention_backward"
-    sizes = _sizes(group, op, q, k, v, cu_seqlens, sinks, *rest)
+    *masks, scale, heads_first = rest
+    sizes = _sizes(group, op, q, k, v, cu_seqlens, sinks, *masks, heads_first)
     values = sizes["batch"], sizes["heads_q"], sizes["seq"] // group.world
     for name, t in (("out", out), ("dout", dout)):
         _check_tensor(group, op, name, t, _bf16, tuple(q.shape))
@@ -111,7 +113,8 @@ def _striped_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q
     plan = group.attention_backward(**sizes)
     results = _striped_attention_backward_fake(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, group_name, *rest)
     x, write = plan.operands, group.place.write
-    _give(group, x, sizes, {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}, cu_seqlens, sinks)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}
+    _give(group, x, sizes, scale, tensors, cu_seqlens, sinks)
     x.dlse = None if dlse is None else group.place.read(dlse)
     x.dq, x.dk, x.dv = (write(t) for t in results[:3])
     x.dsinks = None if sinks is None else write(results[3])
@@ -167,6 +170,7 @@ def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: 
     parameter that the ranks have alike. cu_seqlens: int32 [sequences + 1] on the device, the same on all ranks:
     sequences packed into the positions of a batch of 1. Rows after the last one attend to themselves. stripe: rows, a
     power of two, 128 at least; rows of a rank are a multiple of 2 of them; 0: as long as stripe_of() says.
+    scale: as of ring_attention().
 
     Returns (out, lse), both with gradients. cu_seqlens may have other values in each replay of a CUDA graph.
     """
@@ -182,13 +186,16 @@ def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
     """striped_attention() with the names of flash_attn_varlen_func().
 
     q: [rows, heads_q, head_dim], k, v: [rows, heads_kv, head_dim]: the stripes of this rank. cu_seqlens: of the whole
-    sequence, for queries and keys alike. window_size: (left, right), -1: no limit; causal, right is 0 in any case, and
-    otherwise both are equal. Returns out, with return_lse (out, lse [heads_q, rows]).
+    sequence, for queries and keys alike. softmax_scale: None: 1 / sqrt(head_dim). window_size: (left, right), -1: no
+    limit; causal, right is 0 in any case, and otherwise both are equal. Returns out, with return_lse (out, lse
+    [heads_q, rows]).
     """
     left, right = window_size
     if not causal and left != right:
         raise ValueError(f"perseus.varlen_attention: window_size {window_size} without causal: left and right must be "
                          "equal")
+    if softmax_scale is not None and softmax_scale == 0:
+        raise ValueError("perseus.varlen_attention: softmax_scale is 0: it must be positive; None: 1 / sqrt(head_dim)")
     out, lse = striped_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), group, causal=causal,
                                  window=0 if left < 0 else left + 1, soft_cap=softcap, sinks=sinks,
                                  cu_seqlens=cu_seqlens, stripe=stripe, scale=softmax_scale or 0.0)
