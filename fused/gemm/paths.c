@@ -99,12 +99,13 @@ static int add_fused(struct prs_gemm_plan *p, const struct prs_table_found *foun
 
 int prs_paths_open(struct prs_gemm_plan *p)
 {
-    static const struct prs_gemm_tuning unfused = {.path = PRS_GEMM_PATH_UNFUSED};
+    static const struct prs_gemm_tuning unfused = {.path = PRS_GEMM_PATH_UNFUSED},
+                                        fused = {.path = PRS_GEMM_PATH_FUSED};
     const struct prs_place *at = &p->args.schedule.place;
     struct prs_table_found found;
     uint32_t rows;
     int r = 0;
-    if (at->world == 1 || at->nodes > 1 || !prs_tuning_can_fuse(&p->shape, at->world))
+    if (at->nodes > 1 || !prs_tuning_can_fuse(&p->shape, at->world))
         return 0;
     found = prs_gemm_plan_found(p);
     prs_tuning_path_times(&p->shape, at, p->info.tuning.clusters, &found, p->times);
@@ -115,7 +116,9 @@ int prs_paths_open(struct prs_gemm_plan *p)
             r = add(p, rows, &unfused, NULL);
         p->both = p->next != NULL;
     }
-    if (!r)
+    if (at->world == 1 && p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
+        r = add(p, p->shape.m, &fused, NULL);
+    else if (!r)
         r = add_fused(p, &found);
     if (p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
         p->both = p->next != NULL;
@@ -126,15 +129,18 @@ struct prs_gemm_plan *prs_paths_plan(struct prs_gemm_plan *p, const struct prs_g
 {
     struct prs_gemm_plan *found = p;
     enum prs_gemm_path path;
+    uint32_t rows;
     if (!p->next)
         return p;
-    if (x->m_on_device) /* it may be any number of rows, and only the fused path reads it */
+    /* It may be any number of rows, and only the fused path reads it. */
+    if (x->m_on_device && p->info.tuning.path == PRS_GEMM_PATH_FUSED)
         return p;
-    if (x->m == 0 || x->m >= p->shape.m)
+    if (!x->m_on_device && (x->m == 0 || x->m >= p->shape.m))
         return p;
-    path = faster_path(p, x->m);
+    rows = x->m_on_device ? p->shape.m : x->m;
+    path = x->m_on_device ? PRS_GEMM_PATH_FUSED : faster_path(p, rows);
     for (struct prs_gemm_plan *q = p->next; q; q = q->next)
-        if (q->info.tuning.path == path && x->m <= q->shape.m)
+        if (q->info.tuning.path == path && rows <= q->shape.m)
             found = q;
     return found;
 }

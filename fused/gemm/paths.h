@@ -4,7 +4,9 @@
  *
  * - one of the other path, where that is faster for some fewer rows;
  * - of the fused path one for each class of fewer rows (table.h) that was measured with another tuning. It has room for
- *   the most rows that are nearer to its class than to the next larger one.
+ *   the most rows that are nearer to its class than to the next larger one;
+ * - with one rank, where the fused path takes no memory for data, one of it for all rows, so that a launch may have its
+ *   rows on the device.
  *
  * A launch goes to the path that is faster for its rows, and on the fused path to the plan of its class.
  *

@@ -9,6 +9,7 @@
 #include "fused/gemm/gather_time.h"
 #include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
+#include "fused/gemm/unfused/lt.h"
 #include "transport/util/error.h"
 
 static const double FLOPS_PER_US = 750e6; /* 16-bit types, on all SMs of an H200, large shapes */
@@ -125,10 +126,35 @@ static double unfused_sent_bytes(const struct prs_gemm_shape *shape, const struc
                : sent_bytes(shape, at);
 }
 
+/* One rank, where nothing travels: cuBLASLt or the fused kernel alone. Fitted to products on one H200:
+ * fused-gemm-shapes-1xH200.json, unfused-rounding-1xH200.json and fp8-paths-1xH200.json in doc/results (test_tuning.c).
+ * us, and the time of cuBLASLt's products relative to compute_us(). */
+static const double LT_ALONE_US = 7.5, FUSED_ALONE_US = 8, LT_COMPUTE = 0.95;
+static const double FINISH_US = 3; /* a kernel after cuBLASLt, in addition to its bytes */
+
+/* The kernel that makes C from the product of cuBLASLt; 0: there is none. The product has 16-bit numbers. */
+static double finish_us(const struct prs_gemm_shape *shape)
+{
+    double read = 2.0 * shape->n, written = (double)prs_result_columns(shape) * prs_result_bytes(shape);
+    if (!prs_lt_apart(shape) && shape->activation == PRS_ACTIVATION_NONE)
+        return 0;
+    return FINISH_US + shape->m * (read + written) / PRS_MEMORY_BYTES_PER_US;
+}
+
+static double unfused_alone_us(const struct prs_gemm_shape *shape, uint32_t clusters)
+{
+    double operands = ((double)shape->m + shape->n) * shape->k * prs_operand_bytes(shape);
+    double bytes = operands + (double)shape->m * shape->n * prs_sum_bytes(shape);
+    return LT_ALONE_US + fmax(LT_COMPUTE * compute_us(shape, clusters), bytes / PRS_MEMORY_BYTES_PER_US) +
+           finish_us(shape);
+}
+
 static double unfused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
     bool inbox = prs_tuning_inbox_rows(shape, at) == shape->m;
+    if (at->world == 1)
+        return unfused_alone_us(shape, clusters);
     return (inbox ? times->inbox : times->unfused) + unfused_sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US +
            compute_us(shape, clusters);
 }
@@ -164,6 +190,8 @@ static double tiled_us(const struct prs_gemm_shape *shape, const struct prs_plac
     double unit = prs_k_steps(shape) * PRS_STEP_US * (prs_promotes(shape) ? PROMOTED_STEP : 1) * columns / PRS_TILE_N;
     double product = waves(shape, at, clusters, columns) * unit;
     double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
+    if (at->world == 1)
+        return FUSED_ALONE_US + product;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
@@ -190,7 +218,7 @@ void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_s
 
 static bool model_takes_unfused(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    double gains = shape->m < FEW_ROWS ? 1 : UNFUSED_GAINS;
+    double gains = at->world == 1 || shape->m < FEW_ROWS ? 1 : UNFUSED_GAINS;
     return gains * unfused_us(shape, at, clusters) < fused_us(shape, at, clusters);
 }
 
@@ -326,7 +354,7 @@ static void predict(const struct prs_fused *ctx, const struct prs_gemm_shape *sh
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
     far /= PRS_PORT_BYTES_PER_US * rails;
-    if (unfused && at->world > 1)
+    if (unfused)
         info->predicted_us = unfused_us(shape, at, info->tuning.clusters) + far;
     else if (gather_us > 0)
         info->predicted_us = gather_us;
@@ -380,10 +408,12 @@ static const char *why_unfused(const struct prs_gemm_shape *shape, const struct 
         return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_GEMM_ALLGATHER
                    ? "blocks of less than 256 rows: clusters would be half empty"
                    : NULL;
-    if (at->world > 1 && model_takes_unfused(shape, at, clusters))
-        return shape->m < FEW_ROWS ? "few rows: product and travel one after the other should be faster"
-                                   : "few columns: product and travel one after the other should be faster";
-    return NULL;
+    if (!model_takes_unfused(shape, at, clusters))
+        return NULL;
+    if (at->world == 1)
+        return "one rank: nothing travels, and cuBLASLt alone should be faster";
+    return shape->m < FEW_ROWS ? "few rows: product and travel one after the other should be faster"
+                               : "few columns: product and travel one after the other should be faster";
 }
 
 /* The feature of the shape that the unfused path does not support; NULL: none. */

@@ -381,3 +381,25 @@ Test(paths, without_memory_for_other_plans_the_first_serves_all_rows)
         close_all(p);
     }
 }
+
+/* By the model. cuBLASLt is faster for few rows, and only the fused path reads rows from the device. */
+Test(paths, of_one_rank_a_plan_has_both_and_rows_on_the_device_take_the_fused_one)
+{
+    struct prs_fused ctx = {.config = {.world = 1}, .place = {.world = 1, .nodes = 1, .local_ranks = 1}};
+    struct prs_gemm_operands on_device = {.m_on_device = &opened}, few = {.m = 512}, half = {.m = 256};
+    struct prs_gemm_plan *p = open_all(&ctx, product(PRS_GEMM_ALLGATHER, 8192, 4096, 4096), 99);
+    cr_assert_eq(p->info.tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(prs_paths_plan(p, &few)->info.tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(prs_paths_plan(p, &on_device), p);
+    close_all(p);
+    p = open_all(&ctx, product(PRS_GEMM_ALLREDUCE, 512, 4096, 4096), 99);
+    cr_assert_eq(opened, 2);
+    cr_assert_eq(p->info.tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(prs_paths_plan(p, &half), p);
+    cr_assert_eq(prs_paths_plan(p, &on_device), p->next);
+    cr_assert(p->next->info.tuning.path == PRS_GEMM_PATH_FUSED && p->next->shape.m == 512);
+    close_all(p);
+    p = open_all(&ctx, product(PRS_GEMM_ALLREDUCE, 512, 4096, 4096), 1); /* no room for another plan */
+    cr_assert_eq(prs_paths_plan(p, &on_device), p, "which says that it cannot");
+    close_all(p);
+}

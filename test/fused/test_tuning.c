@@ -175,6 +175,86 @@ Test(tuning, of_few_rows_the_faster_way_is_taken)
     check_ways(scaled_ways, sizeof(scaled_ways) / sizeof(*scaled_ways), SCALED_ROWS, true, 1.09);
 }
 
+/* One H200, us: bf16 by the kernel and by cuBLASLt (doc/results/fused-gemm-shapes-1xH200.json, of the runs the least),
+ * e4m3 with three kinds of scales (fp8-paths-1xH200.json). */
+static const struct alone {
+    enum prs_gemm_op op;
+    uint32_t m, n, k, scaling;
+    double fused, unfused;
+} alone[] = {
+    {PRS_GEMM_ALONE, 4096, 1024, 4096, 0, 48.4, 46.6},
+    {PRS_GEMM_ALONE, 4096, 4096, 1024, 0, 50.3, 48.6},
+    {PRS_GEMM_ALONE, 4096, 4096, 4096, 0, 174.8, 175.1},
+    {PRS_GEMM_ALONE, 8192, 2048, 8192, 0, 336.4, 333.1},
+    {PRS_GEMM_ALONE, 8192, 8192, 2048, 0, 342.6, 330.9},
+    {PRS_GEMM_ALONE, 8192, 3584, 4096, 0, 321.3, 319.3},
+    {PRS_GEMM_ALONE, 8192, 8192, 8192, 0, 1460.5, 1468.8},
+    {PRS_GEMM_ALONE, 16384, 16384, 4096, 0, 2727.4, 2707.5},
+    {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, PRS_SCALING_TENSOR, 224.4, 185.2},
+    {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, PRS_SCALING_ROWS, 225.4, 189.9},
+    {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, PRS_SCALING_BLOCKS, 238.8, 202.2},
+    {PRS_GEMM_ALLGATHER, 2048, 2048, 8192, PRS_SCALING_TENSOR, 57.8, 48.7},
+    {PRS_GEMM_ALLGATHER, 2048, 2048, 8192, PRS_SCALING_ROWS, 57.9, 49.2},
+    {PRS_GEMM_ALLGATHER, 2048, 2048, 8192, PRS_SCALING_BLOCKS, 67.5, 53.2},
+    {PRS_GEMM_REDUCE_SCATTER, 8192, 2048, 8192, PRS_SCALING_ROWS, 217.8, 189.2},
+    {PRS_GEMM_REDUCE_SCATTER, 2048, 2048, 8192, PRS_SCALING_BLOCKS, 72.2, 52.9},
+    {PRS_GEMM_ALLREDUCE, 8192, 2048, 8192, PRS_SCALING_BLOCKS, 257.6, 202.5},
+    {PRS_GEMM_ALLREDUCE, 2048, 2048, 8192, PRS_SCALING_TENSOR, 62.4, 48.7},
+};
+
+static struct prs_gemm_info choose_alone(struct prs_gemm_shape shape, const struct prs_gemm_tuning *wanted)
+{
+    struct prs_fused ctx = {.config = {.world = 1}, .place = {.world = 1, .nodes = 1, .local_ranks = 1}};
+    struct prs_gemm_info info = {.reason = NULL};
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, wanted, NULL, CLUSTERS, &info), 0);
+    return info;
+}
+
+static struct prs_gemm_shape scaled(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k, uint32_t scaling)
+{
+    struct prs_gemm_shape shape = {op, m, n, k, 1, .dtype = scaling != 0 ? PRS_DTYPE_E4M3 : PRS_DTYPE_BF16};
+    shape.scaling = scaling;
+    prs_gemm_shape_fill(&shape);
+    return shape;
+}
+
+Test(tuning, of_one_rank_the_faster_way_is_taken)
+{
+    double sum = 0;
+    for (size_t i = 0; i < sizeof(alone) / sizeof(*alone); i++) {
+        const struct alone *x = &alone[i];
+        struct prs_gemm_info info = choose_alone(scaled(x->op, x->m, x->n, x->k, x->scaling), NULL);
+        double taken = info.tuning.path == PRS_GEMM_PATH_FUSED ? x->fused : x->unfused;
+        sum += taken / fmin(x->fused, x->unfused);
+        cr_assert_leq(taken, 1.04 * fmin(x->fused, x->unfused), "row %zu", i);
+        cr_assert_leq(fabs(info.predicted_us / taken - 1), 0.12, "row %zu: %.1f us", i, info.predicted_us);
+    }
+    cr_assert_leq(sum / (sizeof(alone) / sizeof(*alone)), 1.01);
+}
+
+/* cuBLASLt takes 14.8, 26.4 and 43.2 us (doc/results/unfused-rounding-1xH200.json); a unit of the kernel alone 42. */
+Test(tuning, of_one_rank_few_rows_are_cublaslts)
+{
+    static const uint32_t rows[] = {32, 512, 1024};
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(choose_alone(scaled(PRS_GEMM_ALONE, rows[i], 3584, 4096, 0), NULL).tuning.path,
+                     PRS_GEMM_PATH_UNFUSED);
+}
+
+Test(tuning, of_one_rank_what_is_asked_and_what_only_one_path_can_stay)
+{
+    struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED}, unfused = {.path = PRS_GEMM_PATH_UNFUSED};
+    struct prs_gemm_shape few = scaled(PRS_GEMM_ALLGATHER, 128, 2048, 8192, PRS_SCALING_ROWS), gaps = few, wide = few;
+    struct prs_gemm_shape many = scaled(PRS_GEMM_ALONE, 8192, 8192, 8192, 0);
+    gaps.lda = 8208;
+    wide.c_dtype = PRS_DTYPE_FP32;
+    cr_assert_eq(choose_alone(few, &fused).tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(choose_alone(many, NULL).tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(choose_alone(many, &unfused).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(choose_alone(gaps, NULL).tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(choose_alone(wide, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+}
+
 /* Both products of gradients are measured in doc/results/grid-4xH200.json. */
 Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on_but_for_few_columns)
 {
