@@ -71,8 +71,13 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_ge
 {
     uint32_t count = 1;
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
-    if (prs_table_place(ctx, shape)->world == 1)
+    if (prs_table_place(ctx, shape)->world == 1) { /* the two paths, if it has both */
+        if (!prs_tuning_can_unfuse(shape) || !prs_tuning_can_fuse(shape, 1))
+            return count;
+        list[0].path = PRS_GEMM_PATH_FUSED;
+        list[count++].path = PRS_GEMM_PATH_UNFUSED;
         return count;
+    }
     if (prs_tuning_can_unfuse(shape))
         list[count++].path = PRS_GEMM_PATH_UNFUSED;
     if (prs_tuning_can_fuse(shape, ctx->config.world))

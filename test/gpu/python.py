@@ -29,7 +29,7 @@ import perseus  # noqa: E402
 from attention_heads import attention_of_any_head, distance  # noqa: E402
 from moe_training import moe_training  # noqa: E402
 from norms import norms_are_right  # noqa: E402
-from scaled_products import quantised_results, scaled_paths, scaled_products  # noqa: E402
+from scaled_products import paths_of_one_rank, quantised_results, scaled_paths, scaled_products  # noqa: E402
 from sleeping import a_group_sleeps  # noqa: E402
 from smaller_attention import smaller_launches  # noqa: E402
 from striped_attention import packed_step_beside_one_gpu, striped_attention_is_right  # noqa: E402
@@ -465,7 +465,7 @@ def abort_ends_waits(group):
 CLAIMS = [ops_are_right, norms_are_right, any_stream, any_number_of_rows, memory_does_not_grow, sixty_seven_sizes,
           few_rows, gradients_are_right, gradients_of_attention_are_right, striped_attention_is_right,
           packed_step_beside_one_gpu, smaller_launches, a_step_beside_torchs, maps_of_experts, moe_training,
-          scaled_products, scaled_paths, quantised_results, attention_of_any_head, a_group_sleeps,
+          scaled_products, scaled_paths, paths_of_one_rank, quantised_results, attention_of_any_head, a_group_sleeps,
           a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 

@@ -36,6 +36,7 @@ claim few_rows 150
 claim a_killed_rank_is_named 100
 claim maps_of_experts 200
 claim quantised_results 200
+[ "$gpus" = 1 ] && claim paths_of_one_rank 120
 claim a_group_sleeps 120
 claim memory_of_torch_is_imported 60
 claim abort_ends_waits 60

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims of python.py. scaled_products: products in e4m3 with each kind of scale, compared with bf16, torch._scaled_mm
 alone, NCCL + torch._scaled_mm and torch's symmetric memory. scaled_paths: each kind of scale on each path.
+paths_of_one_rank: what a plan of one rank chooses, and both paths, with and without scales.
 quantised_results: results in e4m3 for the next product, compared with fp32, and with a quantising kernel after it."""
 import ctypes
 import json
@@ -36,6 +37,8 @@ def wide(x, scale):
 def operands(kind, a, w):
     """(a, its scales, weight, its scales), scales as perseus takes them; and both matrices in fp32."""
     (m, k), n = a.shape, w.shape[0]
+    if kind == "bf16":
+        return (a, w.t(), None, None), a.float(), w.float()
     size_a, size_w = {"tensor": ((m, k), (n, k)), "rows": ((1, k), (1, k)), "blocks": ((1, 128), (128, 128))}[kind]
     (a8, of_a), (w8, of_w) = quantised(a, *size_a), quantised(w, *size_w)
     laid_a = of_a.t().contiguous().t() if kind == "blocks" else of_a
@@ -148,24 +151,26 @@ def scaled_products(group, rounds=9, shapes=((8192, 8192, 8192), (2048, 8192, 81
 
 # ---- both paths ----
 
-PATHS = {"fused": 1, "unfused": 2}  # enum prs_gemm_path
+PATHS = {"chosen": 0, "fused": 1, "unfused": 2}  # enum prs_gemm_path
 SCALINGS = {"tensor": 1, "rows": 2, "blocks": 3}  # enum prs_scaling
 DTYPES = {torch.bfloat16: 0, torch.float32: 3}  # enum prs_dtype, 0 its default
 
 
 class Planned:
-    """A plan of a path, and a call of it. Raises perseus.PerseusError where there is none."""
+    """A plan of a path, and a call of it. "chosen": the plan has no tuning. Raises perseus.PerseusError where there is
+    none."""
 
     def __init__(self, group, op, path, kind, a, b, of_a, of_b, c):
         lib, rows = group.library, a.shape[0] * (group.world if op == "all_gather" else 1)
         scales = [t.t().contiguous() if kind == "blocks" else t for t in (of_a, of_b)]
-        self.group, self.inputs, self.c = group, {"a": a, "b": b, "scale_a": scales[0], "scale_b": scales[1]}, c
+        self.group, self.c = group, c
+        self.inputs = {"a": a, "b": b} if kind == "bf16" else {"a": a, "b": b, "scale_a": scales[0],
+                                                               "scale_b": scales[1]}
         shape = lib.prs_gemm_shape(op={"all_gather": 2, "reduce_scatter": 1, "all_reduce": 3}[op], m=rows, n=b.shape[1],
-                                   k=b.shape[0], b_transposed=1, dtype=4, c_dtype=DTYPES[c.dtype], c_anywhere=1,
-                                   scaling=SCALINGS[kind])
-        tuning = lib.prs_gemm_tuning(path=PATHS[path])
-        self.plan = group._open(f"plan of {op}", "prs_gemm_plan_open", group.handle, ctypes.byref(shape),
-                                ctypes.byref(tuning))
+                                   k=b.shape[0], b_transposed=1, dtype=0 if kind == "bf16" else 4,
+                                   c_dtype=DTYPES[c.dtype], c_anywhere=1, scaling=SCALINGS.get(kind, 0))
+        tuning = ctypes.byref(lib.prs_gemm_tuning(path=PATHS[path])) if PATHS[path] else None
+        self.plan = group._open(f"plan of {op}", "prs_gemm_plan_open", group.handle, ctypes.byref(shape), tuning)
 
     def __call__(self):
         lib, place = self.group.library, self.group.place
@@ -214,6 +219,35 @@ def scaled_paths(group, rounds=9, shapes=((128, 2560, 8192), (512, 2560, 8192), 
                     way.close()
             if group.rank == 0:
                 print(op, m, n, k, json.dumps(row), file=sys.stderr, flush=True)
+    return found, fine
+
+
+def paths_of_one_rank(group, rounds=9):
+    """With GPUS=1. The chosen path takes at most 1.08 of the faster one's time."""
+    found, fine = {}, True
+    for m, n, k in ((32, 3584, 4096), (512, 3584, 4096), (1024, 3584, 4096), (2048, 2048, 8192), (4096, 1024, 4096),
+                    (4096, 4608, 4096), (8192, 2048, 8192), (8192, 8192, 2048)) if group.world == 1 else ():
+        a, w = (torch.rand(*size, device="cuda").mul_(2).sub_(1).bfloat16() for size in ((m, k), (n, k)))
+        row = found[f"{m}x{n}x{k}"] = {}
+        for kind in ("bf16", *SCALINGS):
+            x, wide_a, wide_w = operands(kind, a, w)
+            c, us, ways, want = a.new_empty(m, n), {}, {}, wide_a @ wide_w.t()
+            for path in PATHS:
+                way = ways[path] = Planned(group, "all_gather", path, kind, *x, c)
+                c.fill_(torch.nan)
+                way()
+                fine = fine and error(c, want) <= LIMIT
+                us[path] = captured(lambda way=way: [way() for _ in range(CALLS)]), []
+            for _ in range(rounds):  # by turns, so that all have the same clock
+                for call, taken in us.values():
+                    taken.append(once(call, group)[0] / CALLS)
+            us = {path: round(sorted(taken)[rounds // 2], 1) for path, (_, taken) in us.items()}
+            row[kind] = us
+            fine = fine and us["chosen"] <= 1.08 * min(us.values())
+            torch.cuda.synchronize()
+            for way in ways.values():
+                way.close()
+        print(m, n, k, json.dumps(row), file=sys.stderr, flush=True)
     return found, fine
 
 

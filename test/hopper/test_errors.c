@@ -322,12 +322,13 @@ Test(errors, a_thread_without_a_context_of_cuda_may_launch, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1};
     struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 64, 1};
+    struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED};
     struct elsewhere e = {.result = -1};
     struct prs_fused *ctx;
     pthread_t thread;
     hopper_setup(1, 4, 0);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &e.plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &fused, &e.plan), 0);
     e.operands = (struct prs_gemm_operands){ranks_upload(1, 128 * 64), ranks_upload(2, 256 * 64),
                                             ranks_device((size_t)128 * 256 * 2, 0xff)};
     cr_assert_eq(pthread_create(&thread, NULL, launch_elsewhere, &e), 0);

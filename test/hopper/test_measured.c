@@ -480,3 +480,27 @@ Test(measured, a_product_of_an_unknown_type_is_refused_by_name, .timeout = 300)
         cr_assert(strstr(refused.text[rank], "dtype 77 (not a type that is known)"), "%s", refused.text[rank]);
     }
 }
+
+/* A line has the time of the other path only if both were timed. */
+Test(measured, of_one_rank_both_paths_are_timed, .timeout = 100)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX", line[256];
+    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 64, 1};
+    struct prs_gemm_operands x = {0};
+    struct prs_gemm_tuning best = {0};
+    FILE *f = fdopen(mkstemp(path), "r");
+    struct prs_fused *ctx;
+    double us, other_us;
+    cr_assert_not_null(f);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    ctx = ranks_open_alone();
+    x.a = ranks_upload(1, 128 * 64), x.b = ranks_upload(2, 256 * 64), x.c = ranks_device((size_t)128 * 256 * 2, 0);
+    cr_assert_eq(prs_gemm_autotune(ctx, &shape, &x, 1, NULL, &best), 0, "%s", prs_fused_error_text());
+    cr_assert(best.path == PRS_GEMM_PATH_FUSED || best.path == PRS_GEMM_PATH_UNFUSED);
+    cr_assert_not_null(fgets(line, sizeof(line), f));
+    cr_assert_eq(sscanf(strchr(line, ':') + 1, "%*u %*u %*u %*u %*u %*u %*u %*u %lf %*u %lf", &us, &other_us), 2);
+    cr_assert(us > 0 && other_us >= us, "%s", line);
+    prs_fused_close(ctx);
+    (void)fclose(f);
+    (void)unlink(path);
+}
