@@ -504,3 +504,16 @@ Test(measured, of_one_rank_both_paths_are_timed, .timeout = 100)
     (void)fclose(f);
     (void)unlink(path);
 }
+
+/* The model takes cuBLASLt for all rows, which cannot read them from the device. */
+Test(measured, of_one_rank_rows_on_the_device_are_right, .timeout = 100)
+{
+    static const uint32_t rows[] = {128, 70};
+    for (int i = 0; i < 2; i++)
+        ranks_assert_right(&(struct ranks_product){.shape = {i ? PRS_GEMM_ALLREDUCE : PRS_GEMM_ALONE, 128, 256, 64, 1},
+                                                   .world = 1,
+                                                   .epochs = 2,
+                                                   .chosen = true,
+                                                   .rows = rows,
+                                                   .on_device = true});
+}
