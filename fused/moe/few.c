@@ -23,10 +23,10 @@ static const char *obstacle(const struct prs_moe_plan *p)
     if (r->place.nodes > 1)
         return "one kernel runs on one node only";
     if ((uint64_t)r->place.world * s->tokens * s->top_k > PRS_FEW_MOST_CHOICES)
-        return "one kernel takes at most 4096 choices of all ranks: ranks times shape.tokens times shape.top_k";
+        return "one kernel takes at most 32768 choices of all ranks: ranks times shape.tokens times shape.top_k";
     return NULL;
 }
-static_assert(PRS_FEW_MOST_CHOICES == 4096, "as obstacle() says");
+static_assert(PRS_FEW_MOST_CHOICES == 32768, "as obstacle() says");
 
 int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed)
 {
@@ -68,7 +68,7 @@ static uint64_t take(uint64_t *used, uint64_t bytes)
 
 /* Byte offsets in the plan's symmetric memory. What comes after `results` only its own rank uses. */
 struct layout {
-    uint64_t places, flags, rows, results, state, done[2], tiles[2], unscaled, stored, bytes;
+    uint64_t places, flags, rows, results, state, list, done[2], tiles[2], unscaled, stored, bytes;
 };
 
 static struct layout lay_out(const struct prs_moe_plan *p)
@@ -83,6 +83,7 @@ static struct layout lay_out(const struct prs_moe_plan *p)
     l.rows = take(&l.bytes, slots * r->row_bytes);
     l.results = take(&l.bytes, prs_few_results_at(r, few->result_bytes, 2, 0));
     l.state = take(&l.bytes, sizeof(struct prs_few_state));
+    l.list = take(&l.bytes, choices * sizeof(uint32_t));
     for (uint32_t i = 0; i < 2; i++) {
         l.done[i] = take(&l.bytes, tiles * sizeof(uint32_t));
         l.tiles[i] = take(&l.bytes, tiles * few->tile_bytes[i]);
@@ -137,6 +138,7 @@ int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, co
         few->results[q] = at + l.results;
     }
     few->state = (struct prs_few_state *)(memory->at[0] + l.state);
+    few->list = (uint32_t *)(memory->at[0] + l.list);
     for (uint32_t i = 0; i < 2; i++) {
         few->done[i] = (uint32_t *)(memory->at[0] + l.done[i]);
         few->tiles[i] = memory->at[0] + l.tiles[i];

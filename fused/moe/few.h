@@ -35,7 +35,7 @@
 #include "fused/moe/args.h"
 
 enum {
-    PRS_FEW_MOST_CHOICES = 4096, /* choices of all ranks in one launch: shared memory holds them */
+    PRS_FEW_MOST_CHOICES = 32768, /* choices of all ranks in one launch; at first shared memory holds them */
     /* rows of an expert that are multiplied at a time, the N of the tensor cores. The plan chooses one of the two */
     PRS_FEW_NARROW = 32,
     PRS_FEW_WIDE = 64,
@@ -70,6 +70,7 @@ struct prs_few {
     uint8_t *tiles[2];      /* [tile][tile_bytes]: the tile's rows */
     uint32_t tile_bytes[2]; /* tile_bytes[0] is 0 if tiles are narrow */
     uint32_t tile;          /* rows of an expert that are multiplied at a time: PRS_FEW_NARROW or PRS_FEW_WIDE */
+    uint32_t *list;         /* [row of the list]: its choice, if shared memory has no room for all (few_listed()) */
     uint8_t *unscaled;      /* e4m3: [row of the list][I]: results of the first product in bf16 */
     uint32_t *stored;       /* e4m3: [tile][I / 128][warp]: how many units are stored there; zero between launches */
     uint32_t pieces;        /* pieces of a token */

@@ -73,7 +73,7 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
                   PRS_AWAIT_BLOCK, r->place.rank, u.index);
     } else {
         for (uint32_t i = lane; i < u.tile.rows * pieces; i += 32) {
-            uint32_t slot = m.list[u.tile.first + i / pieces] / r->choices;
+            uint32_t slot = few_listed<E>(args, m, u.tile.first + i / pieces) / r->choices;
             uint32_t flag = (prs_few_slot(r, l.bank, 0, 0) + slot) * pieces + i % pieces;
             await_piece(args, l, args.few.row_flags[0] + flag, slot / r->tokens, flag);
         }
@@ -148,7 +148,8 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
     const struct prs_route *r = &args.moe.route;
     uint32_t lane = threadIdx.x % 32, columns = args.few.inputs[0], steps = prs_ceil_div(columns, E::step);
     bool has = lane < u.tile.rows;
-    uint32_t slot = prs_few_slot(r, l.bank, 0, 0) + (has ? m.list[u.tile.first + lane] / r->choices : 0);
+    uint32_t slot =
+        prs_few_slot(r, l.bank, 0, 0) + (has ? few_listed<E>(args, m, u.tile.first + lane) / r->choices : 0);
     const float *scales = (const float *)(args.few.rows[0] + (uint64_t)slot * r->row_bytes + columns);
     struct weight_blocks blocks = find_weight_scales(args, u);
     for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(&turn->p)) {
@@ -258,7 +259,7 @@ PRS_DEVICE void pack_piece(const struct prs_few_args &args, const struct few_mem
     uint32_t columns = args.few.inputs[0], vectors = columns * element<E::type>::bytes / 16, slot = 0;
     uint32_t lane = threadIdx.x % 32, begin = piece * each * 32 + lane, rows = tile.rows - first;
     if (lane < FEW_PACKED_ROWS && lane < rows) {
-        slot = m.list[tile.first + first + lane] / r->choices;
+        slot = few_listed<E>(args, m, tile.first + first + lane) / r->choices;
         uint32_t source = slot / r->tokens;
         slot += prs_few_slot(r, l.bank, 0, 0);
         uint32_t flag = slot * args.few.pieces + piece;
