@@ -199,8 +199,8 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
  * stream received. Of the batch only weights and out are used. Not collective. The MoE and attention plans of a context
- * share the memory of these rows: -EINVAL if another such plan was launched since. This is not detected if graphs are
- * replayed in another order than they were captured. */
+ * share the memory of these rows: -EINVAL if another such plan, or a layer as one kernel, was launched since. This is
+ * not detected if graphs are replayed in another order than they were captured. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts that the caller computes: out gets the rows themselves, bf16 [capacity, H], in the order

@@ -206,6 +206,13 @@ static void take_turns(uint32_t rank, struct ranks_self *self, void *user)
         cr_assert_eq(cudaGraphLaunch(exec, stream), cudaSuccess);
         check_both(&c, count < TOKENS ? count : TOKENS);
     }
+    rows.rows = ranks_device(c.info.capacity * sizeof(*rows.rows), 0);
+    cr_assert_eq(prs_moe_dispatch_gemm(c.plan, &rows, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_gemm(c.plan, &rows, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_layer(c.plan, &c.one, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_gemm(c.plan, &rows, stream), -EINVAL, "its tokens lie where the rows were");
+    cr_assert_not_null(strstr(prs_fused_error_text(), "no longer there"), "%s", prs_fused_error_text());
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     cr_assert_eq(prs_fused_poll_error(c.ctx, &error), 0, "%s", error.text);
     close_calls(&c);
 }
