@@ -9,8 +9,8 @@
  *
  * Inner rows, and the tokens of wide tiles, have the layout of a product's stages, so that one bulk copy loads a half
  * of a stage: tile by tile, [step of PRS_FEW_STEP bytes][half of PRS_STAGE_ROW bytes][row of the tile], swizzled. With
- * e4m3 the scales of a step follow its rows, [half][row]. If a row does not fill its last step, the rest is zero: for
- * tokens the warps that copy them write the zeros; the memory of inner rows is zeroed once, and nobody writes there.
+ * e4m3 the scales of a step follow its rows, [half][row]. If a row does not fill its last step, the rest is zero: the
+ * warps that copy tokens write the zeros; the memory of inner rows is zeroed once, and nobody writes there.
  *
  * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16. One scale covers
  * the columns of several units. A warp stores the same rows of each unit, in any CTA. So the last of these warps that
@@ -28,8 +28,8 @@
  * Reuse. All of this has two banks, which launches use in turn. A rank in launch t + 2 has ended t + 1, and for that it
  * needed the places of every rank. A rank sends the places of t + 1 after it has ended t, and by then it has read and
  * cleared everything that was sent to it in t. Only launches of this kernel are counted here; other launches of the
- * plan may come between them. The memory belongs to the plan, so other plans do not matter. The tokens of wide tiles and
- * the unscaled inner rows last for one launch of this rank, in memory that all plans use. */
+ * plan may come between them. The memory belongs to the plan, so other plans do not matter. Only the tokens of wide
+ * tiles and the unscaled inner rows, which last for one launch of this rank, are in memory that all plans use. */
 #ifndef PERSEUS_FUSED_MOE_FEW_H
 #define PERSEUS_FUSED_MOE_FEW_H
 

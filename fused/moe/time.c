@@ -7,8 +7,9 @@
 #include "fused/core/machine.h"
 #include "fused/moe/few.h"
 
-/* Fitted to the layers of Qwen3-30B and DeepSeek-V3 that test_moe_paths.c lists, on 1, 2 and 4 H200s. As one kernel they
- * have at most 4096 choices; with more it was not measured. doc/fused-notes.md, "One launch for few tokens", says more.
+/* Fitted to the layers of Qwen3-30B and DeepSeek-V3 that test_moe_paths.c lists, on 1, 2 and 4 H200s. Those as one
+ * kernel have at most 4096 choices of all ranks; more were not measured. doc/fused-notes.md ("One launch for few
+ * tokens") says more.
  *
  * In addition to reading weights and multiplying: */
 static const double ONE_US = 20, ONE_WAITS_US = 12; /* one kernel; its waits for other ranks, if there are any */
