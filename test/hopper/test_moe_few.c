@@ -392,6 +392,8 @@ Test(moe_few_order, of_a_layer_in_one_launch, .timeout = 600)
     static const struct ranks_moe rows[] = {
         {2, 4, 136, 4, 2, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
         {2, 34, 136, 2, 1, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        /* a warp lists more than 32 choices */
+        {2, 130, 24, 4, 2, 1, EVEN, .inner = 16, .activation = PRS_ACTIVATION_SILU, .gated = 1},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
