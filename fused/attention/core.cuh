@@ -109,7 +109,7 @@ PRS_DEVICE void mask_step(float (&s)[E::block / 2], const struct prs_attention_a
 #pragma unroll
     for (int h = 0; h < 2; h++)
         rows[h] = find_range(args, row + h * 8, step.position);
-    mask_ranges<false>(s, rows);
+    mask_ranges(s, rows);
 }
 
 /* A task's state, all in registers. p: probabilities that are not multiplied by their values yet. So o lacks the last

@@ -81,7 +81,7 @@ struct attention_memory {
     /* [2], backward only: a buffer of columns to be added to the sums is full, or empty */
     uint64_t *sum_full, *sum_empty;
     uint32_t *piece;                  /* [PRS_ATTENTION_PIECE_SLOTS]: index of the piece */
-    struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped only */
+    struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped or backward */
 };
 
 template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8_t *base)

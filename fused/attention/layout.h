@@ -46,14 +46,15 @@ struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };
 
-/* What the loader leaves for the consumers with the keys of a block. Striped attention only. */
+/* What the loader leaves for the consumers with the keys of a block: in striped attention, and in the backward pass. */
 struct prs_attention_step {
-    uint32_t position; /* of its first row */
+    uint32_t position; /* of its first row; not striped: the number of the block in its segment */
     uint32_t flags;    /* enum prs_attention_step_flags */
 };
 enum prs_attention_step_flags {
-    PRS_STEP_LAST = 1,  /* of the task */
-    PRS_STEP_MASKED = 2 /* not every row of the task meets every row of the block */
+    PRS_STEP_LAST = 1,     /* of the task */
+    PRS_STEP_MASKED = 2,   /* not every row of the task meets every row of the block */
+    PRS_STEP_DIAGONAL = 4, /* backward, not striped: the walk's `diagonal` */
 };
 
 /* Counters by which the CTAs of a rank claim work, zero between launches; and what this plan's previous launch was. */

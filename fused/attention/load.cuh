@@ -47,14 +47,12 @@ template <> struct walk_of<true> {
     typedef struct prs_stripe_walk type;
 };
 
-/* Leaves for the consumers what they need to know of the block that is loaded next. One thread calls it. */
-PRS_DEVICE void tell_step(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t stage,
-                          struct prs_stripe_walk w)
+/* What the consumers need to know of the walk's block. */
+PRS_DEVICE struct prs_attention_step step_of(const struct prs_attention_args &args, struct prs_stripe_walk w)
 {
     uint32_t position = prs_stripe_look(&args.stripes, &args.schedule, &w);
-    pass_step(m, stage,
-              {position,
-               (w.at.left == 1 ? (uint32_t)PRS_STEP_LAST : 0) | (w.at.diagonal != 0 ? (uint32_t)PRS_STEP_MASKED : 0)});
+    return {position,
+            (w.at.left == 1 ? (uint32_t)PRS_STEP_LAST : 0) | (w.at.diagonal != 0 ? (uint32_t)PRS_STEP_MASKED : 0)};
 }
 
 /* ---- waiting ---- */
@@ -176,7 +174,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     if (threadIdx.x != 0)
         return;
     if constexpr (E::striped && KIND == PRS_KEYS)
-        tell_step(args, m, stage, walk);
+        pass_step(m, stage, step_of(args, walk));
     mbarrier_expect(full, KIND == PRS_KEYS ? E::block_bytes : E::values_bytes);
     constexpr bool other_width = KIND == PRS_VALUES && E::value_dim != E::head_dim;
     const CUtensorMap *map = other_width ? &args.received_values : &args.received;

@@ -43,9 +43,8 @@ struct key_range {
     int32_t from, to;
 };
 
-/* Masks the scores of keys that a row does not meet. With PROBABILITIES, s holds probabilities instead of scores, and
- * masked ones become 0. */
-template <bool PROBABILITIES, int N> PRS_DEVICE void mask_ranges(float (&s)[N], const struct key_range (&rows)[2])
+/* Masks the scores of keys that a row does not meet. */
+template <int N> PRS_DEVICE void mask_ranges(float (&s)[N], const struct key_range (&rows)[2])
 {
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
     uint32_t from[2] = {(uint32_t)(rows[0].from - shift), (uint32_t)(rows[1].from - shift)};
@@ -53,7 +52,7 @@ template <bool PROBABILITIES, int N> PRS_DEVICE void mask_ranges(float (&s)[N], 
 #pragma unroll
     for (int i = 0; i < N; i++) /* below `from` the unsigned difference is huge */
         if ((uint32_t)(i / 4 * 8 + (i & 1)) - from[i >> 1 & 1] >= count[i >> 1 & 1])
-            s[i] = PROBABILITIES ? 0 : -INFINITY;
+            s[i] = -INFINITY;
 }
 
 /* The keys of a block that the row at `position` meets. first: position of the block's first key. */

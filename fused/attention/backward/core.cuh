@@ -14,9 +14,8 @@
 
 /* The state of a consumer warpgroup. */
 template <class E> struct backward_state {
-    uint32_t half; /* number of the warpgroup */
-    uint32_t step; /* blocks so far */
-    struct prs_attention_walk walk;
+    uint32_t half;         /* number of the warpgroup */
+    uint32_t step;         /* blocks so far */
     float s[E::block / 2]; /* scores, then P */
     float d[E::block / 2]; /* dP, then dS */
     float dk[E::head_dim / 2], dv[E::head_dim / 2];
@@ -78,87 +77,63 @@ PRS_DEVICE uint4 terms_of_stream(const struct attention_memory &m, const struct 
                           column * (uint32_t)sizeof(struct prs_backward_term));
 }
 
-/* Turns scores into P, except for capped scores (form_gradients()). Elements are ordered as in softmax.cuh. */
+/* The rows of the block that row `row` of the task's tile meets. */
 template <class E>
-PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const struct attention_memory &m,
-                                   struct backward_state<E> *x)
-{
-    float scale = args.stream.scale_log2;
-    if (E::capped)
-        cap_scores(args.stream, x->s);
-#pragma unroll
-    for (int i = 0; i < E::block / 2 && !E::capped; i += 4) {
-        uint4 terms = terms_of_stream(m, x, i);
-        float lse[2] = {__uint_as_float(terms.x), __uint_as_float(terms.z)};
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            x->s[i + e] = exp2_fast(fmaf(x->s[i + e], scale, -lse[e & 1]));
-    }
-}
-
-/* Sets P to 0 where this task's row does not attend to a row of the stream. */
-template <class E>
-PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const struct prs_attention_task &t,
-                                   struct backward_state<E> *x)
+PRS_DEVICE struct key_range range_of_row(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                         const struct prs_attention_step &step, uint32_t row)
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
-    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
-    uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
-    struct prs_backward_range range[2];
-    if (prs_backward_range(s, &x->walk, first).to >= E::block && prs_backward_range(s, &x->walk, first + 63).from <= 0)
-        return;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        range[h] = prs_backward_range(s, &x->walk, row + h * 8);
-#pragma unroll
-    for (int i = 0; i < E::block / 2; i++) {
-        int32_t column = i / 4 * 8 + (i & 1) + shift;
-        /* MUTANT(emulator attention_backward/causal_alone_is_right) a key meets no query before it:
-         * s/column < range[i >> 1 & 1].from ||/false ||/ */
-        if (column < range[i >> 1 & 1].from || column >= range[i >> 1 & 1].to)
-            x->s[i] = 0;
-    }
+    if (E::striped)
+        return find_range(args.stream, prs_stripe_tile(&args.stream.stripes, s, &t) + row, step.position);
+    struct prs_attention_walk w = {0, step.position, 0, 0, (step.flags & PRS_STEP_DIAGONAL) != 0};
+    struct prs_backward_range r = prs_backward_range(s, &w, t.tile * E::tile_rows + row);
+    return {r.from, max(r.from, r.to)}; /* a row beyond the segment meets none */
 }
 
-/* The same in striped attention. */
+/* Masks the scores of rows of the stream that this task's rows do not meet. Elements are ordered as in softmax.cuh. */
 template <class E>
-PRS_DEVICE void mask_step_probabilities(const struct prs_backward_args &args, const struct prs_attention_task &t,
-                                        const struct prs_attention_step &step, struct backward_state<E> *x)
+PRS_DEVICE void mask_block(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                           const struct prs_attention_step &step, struct backward_state<E> *x)
 {
-    const struct prs_attention_args &stream = args.stream;
     struct key_range rows[2];
-    uint32_t row =
-        prs_stripe_tile(&stream.stripes, &stream.schedule, &t) + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
     if ((step.flags & PRS_STEP_MASKED) == 0)
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        rows[h] = find_range(stream, row + h * 8, step.position);
-    mask_ranges<!E::capped>(x->s, rows);
+        rows[h] = range_of_row<E>(args, t, step, (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4 + h * 8);
+    mask_ranges(x->s, rows);
 }
 
-/* Turns dP into dS. Of a capped score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2; so scores
- * become P only here. A masked score is -INFINITY. */
+/* Turns scores into P, and dP into dS, as operands. One loop does both: exponentials keep one unit of an SM busy, the
+ * rest another one. After some elements the warp meets: else the compiler loads all terms first, and spills. Of a capped
+ * score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2. */
 template <class E>
 PRS_DEVICE void form_gradients(const struct prs_backward_args &args, const struct attention_memory &m,
                                struct backward_state<E> *x)
 {
-    float inverse = E::capped ? 1 / args.stream.cap : 0;
+    float scale = E::capped ? 1 : args.stream.scale_log2, inverse = E::capped ? 1 / args.stream.cap : 0;
 #pragma unroll
-    for (int i = 0; i < E::block / 2; i += 4) {
-        uint4 terms = terms_of_stream(m, x, i);
-        float lse[2] = {__uint_as_float(terms.x), __uint_as_float(terms.z)};
-        float delta[2] = {__uint_as_float(terms.y), __uint_as_float(terms.w)};
+    for (int at = 0; at < E::block / 2; at += E::together) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float tanh = E::capped ? fmaxf(x->s[i + e] * inverse, -1) : 0;
-            if (E::capped)
-                x->s[i + e] = exp2_fast(x->s[i + e] - lse[e & 1]);
-            x->d[i + e] = x->s[i + e] * (x->d[i + e] - delta[e & 1]);
-            if (E::capped)
-                x->d[i + e] *= 1 - tanh * tanh;
+        for (int i = at; i < at + E::together; i += 4) {
+            uint4 terms = terms_of_stream(m, x, i);
+            float lse[2] = {__uint_as_float(terms.x), __uint_as_float(terms.z)};
+            float delta[2] = {__uint_as_float(terms.y), __uint_as_float(terms.w)};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float tanh = E::capped ? fmaxf(x->s[i + e] * inverse, -1) : 0; /* a masked score is -INFINITY */
+                x->s[i + e] = exp2_fast(fmaf(x->s[i + e], scale, -lse[e & 1]));
+                x->d[i + e] = x->s[i + e] * (x->d[i + e] - delta[e & 1]);
+                if (E::capped)
+                    x->d[i + e] *= 1 - tanh * tanh;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                x->p[(i + e) / 2] = element<E::type>::pack(x->s[i + e], x->s[i + e + 1]);
+                x->g[(i + e) / 2] = element<E::type>::pack(x->d[i + e], x->d[i + e + 1]);
+            }
         }
+        __syncwarp();
     }
 }
 
@@ -188,7 +163,6 @@ template <class E> PRS_DEVICE void store_gradients(const struct attention_memory
     for (int i = 0; i < E::block / 8; i += 2)
         store_matrix_x4(to + (((uint32_t)i + lane / 16) ^ row % 8) * 16, x->g[2 * i], x->g[2 * i + 1], x->g[2 * i + 2],
                         x->g[2 * i + 3]);
-    fence_async_shared();
 }
 
 /* Issues query = dS x keys. */
@@ -233,29 +207,20 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
                           const struct prs_attention_task &t, struct backward_state<E> *x)
 {
     uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base), step;
-    wgmma_wait<1>(); /* the scores */
+    struct prs_attention_step block = read_step(m, stage);
+    bool more = (block.flags & PRS_STEP_LAST) == 0;
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) scores and dP are complete: delete */
+    wgmma_wait<0>();
     registers_pin(x->s);
-    form_probabilities<E>(args, m, x);
-    bool more;
-    if constexpr (E::striped) {
-        struct prs_attention_step block = read_step(m, stage);
-        mask_step_probabilities<E>(args, t, block, x);
-        registers_pin(x->s);
-        more = (block.flags & PRS_STEP_LAST) == 0;
-    } else {
-        mask_probabilities<E>(args, t, x);
-        registers_pin(x->s);
-        more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk, E::far);
-    }
-    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
-    wgmma_wait<0>(); /* dP */
     registers_pin(x->d);
+    if (E::capped)
+        cap_scores(args.stream, x->s);
+    mask_block<E>(args, t, block, x);
     form_gradients<E>(args, m, x);
-    pack_probabilities<E::type>(x->g, x->d);
-    pack_probabilities<E::type>(x->p, x->s);
     store_gradients<E>(m, x);
     wgmma_fence();
     issue_sum<E>(x->dv, x->p, base + E::at_v + stage * E::block_bytes);
+    fence_async_shared(); /* dS; it waits for the stores, and dv is computed meanwhile */
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
     barrier_sync(GRADIENTS_BARRIER, 128 * E::warpgroups);
     wgmma_fence();
@@ -305,7 +270,6 @@ template <class E>
 PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct attention_memory &m,
                          const struct prs_attention_piece &piece, uint32_t turn, struct backward_state<E> *x)
 {
-    x->walk = piece.begin;
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
         x->dk[i] = x->dv[i] = 0;

@@ -19,6 +19,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr bool capped = CAPPED != 0;   /* striped only; a kernel of its own, because registers are few */
     static constexpr bool mirrored = !striped;
     static constexpr int adds = PRS_BACKWARD_SUMS; /* buffers for what is added to dq */
+    static constexpr int together = 16;            /* elements that a thread turns into operands at a time */
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
     /* columns of the gradients of results, which travel as values do in the forward pass */
@@ -32,8 +33,8 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
     static constexpr int sum_bytes = block * HEAD_DIM / 2 * sizeof(float);                   /* half of the columns */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = 56;
-    static constexpr int consumer_registers = 224;
+    static constexpr int producer_registers = 40;
+    static constexpr int consumer_registers = 232;
     static_assert(producer_registers + warpgroups * consumer_registers <= (warpgroups + 1) * launch_registers,
                   "else setmaxnreg never returns");
     /* Offsets in dynamic shared memory. */

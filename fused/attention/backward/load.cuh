@@ -69,54 +69,74 @@ PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_atte
 }
 
 /* ---- loads ---- */
-/* One thread calls it. order: the position of the slice. */
-template <class E, int KIND>
-PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct attention_memory &m,
-                            const struct prs_attention_task &t, uint32_t block, uint32_t order, uint32_t segment,
-                            uint32_t stage)
+/* What the consumers need to know of the walk's block. */
+template <class E>
+PRS_DEVICE struct prs_attention_step step_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                             const struct prs_attention_walk &w)
 {
-    const struct prs_attention_args &x = args.stream;
-    const struct prs_attention_schedule *s = &x.schedule;
-    uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
-    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
-    const CUtensorMap *map = order != 0 ? &x.received : KIND == PRS_KEYS ? &x.k : &x.v;
-    struct attention_coordinate at = {0, 0};
-    if (order != 0)
-        at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
-    else
-        at = attention_coordinate_of(x, t.batch, t.pair % s->heads_kv, s->heads_kv, tensor_segment<E>(s, segment));
-    mbarrier_expect(full, E::block_bytes + (KIND == PRS_KEYS ? E::terms_bytes : 0));
-    tma_load_5d(to, map, full, 0, (int32_t)(block * E::block), 0, at.u, at.v);
-    if (KIND == PRS_KEYS) {
-        uint32_t source = prs_place_in_order(&s->place, order);
-        /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
-        uint64_t row = prs_backward_term(s, bank, source, t.pair, segment) + block * E::block;
-        bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
-    }
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    uint32_t first = t.tile * E::tile_rows, flags = w.left == 1 ? (uint32_t)PRS_STEP_LAST : 0;
+    if (w.diagonal)
+        flags |= PRS_STEP_DIAGONAL;
+    if (prs_backward_range(s, &w, first).to < E::block || prs_backward_range(s, &w, first + E::tile_rows - 1).from > 0)
+        flags |= PRS_STEP_MASKED;
+    return {w.block, flags};
 }
 
-/* Loads the walk's block of both tensors. step: how many blocks were loaded before. */
+template <class E>
+PRS_DEVICE struct prs_attention_step step_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                             const struct prs_stripe_walk &w)
+{
+    return step_of(args.stream, w);
+}
+
+/* One thread calls it, for one of the two tensors of a block. order: the position of the slice. */
+template <class E, int KIND>
+PRS_DEVICE struct attention_coordinate coordinate_in_stream(const struct prs_backward_args &args,
+                                                            const struct prs_attention_task &t, uint32_t order,
+                                                            uint32_t segment)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    if (order != 0)
+        return {(int32_t)prs_attention_stage(s, order, t.pair, KIND, segment), 0};
+    return attention_coordinate_of(args.stream, t.batch, t.pair % s->heads_kv, s->heads_kv,
+                                   tensor_segment<E>(s, segment));
+}
+
+/* Loads the walk's block of both tensors. step: how many blocks were loaded before. What can be computed is computed
+ * before the stage is free: the time from there to the arrival of the data limits head_dim 64. */
 template <class E>
 PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct prs_attention_task &task, const typename walk_of<E::striped>::type &walk,
-                          uint32_t step, struct backward_arrived *a)
+                          uint32_t bank, uint32_t step, struct backward_arrived *a)
 {
-    const struct prs_attention_schedule *s = &args.stream.schedule;
-    const struct prs_attention_walk &w = place_of(walk);
+    const struct prs_attention_args &x = args.stream;
+    const struct prs_attention_schedule *s = &x.schedule;
     struct prs_attention_task t = task;
-    uint32_t span, order, stage = stage_of(step);
+    uint32_t span, order, segment, stage = stage_of(step), block = place_of(walk).block;
+    uint64_t *k_full = m.k_full + stage, *v_full = m.v_full + stage;
     await_step<E>(args, &t, walk, a, &span);
     order = span / s->segments;
+    segment = span % s->segments;
+    struct attention_coordinate first = coordinate_in_stream<E, PRS_KEYS>(args, t, order, segment);
+    struct attention_coordinate second = coordinate_in_stream<E, PRS_VALUES>(args, t, order, segment);
+    uint64_t term =
+        prs_backward_term(s, bank, prs_place_in_order(&s->place, order), t.pair, segment) + block * E::block;
+    struct prs_attention_step told = step_of<E>(args, t, walk);
+    int32_t row = (int32_t)(block * E::block);
     mbarrier_wait(m.k_empty + stage, phase_of(step) ^ 1);
     mbarrier_wait(m.v_empty + stage, phase_of(step) ^ 1);
     __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)
         return;
-    if constexpr (E::striped)
-        tell_step(args.stream, m, stage, walk);
-    load_stream<E, PRS_KEYS>(args, m, t, w.block, order, span % s->segments, stage);
-    load_stream<E, PRS_VALUES>(args, m, t, w.block, order, span % s->segments, stage);
+    pass_step(m, stage, told);
+    mbarrier_expect(k_full, E::block_bytes + E::terms_bytes);
+    tma_load_5d(m.base + E::at_k + stage * E::block_bytes, order != 0 ? &x.received : &x.k, k_full, 0, row, 0, first.u,
+                first.v);
+    bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + term, E::terms_bytes, k_full);
+    mbarrier_expect(v_full, E::block_bytes);
+    tma_load_5d(m.base + E::at_v + stage * E::block_bytes, order != 0 ? &x.received : &x.v, v_full, 0, row, 0, second.u,
+                second.v);
 }
 
 /* Loads the rows of each warpgroup, of both of this rank's tensors. */
@@ -143,6 +163,8 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
 {
     const struct prs_attention_args &x = args.stream;
     bool claims = threadIdx.x == 0;
+    /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
+    uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
     uint32_t step = 0, piece = claims ? claim_piece(x) : 0;
     struct backward_arrived arrived = {0, 0};
     for (uint32_t turn = 0;; turn++) {
@@ -157,7 +179,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
         arrived.first = arrived.second = 0;
         bool first = true;
         do {
-            load_step<E>(args, m, t, w, step++, &arrived);
+            load_step<E>(args, m, t, w, bank, step++, &arrived);
             if (first)
                 load_own<E>(args, m, t, turn & 1);
             first = false;
