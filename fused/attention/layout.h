@@ -13,6 +13,7 @@ enum {
     PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger ones leave no room for two stages of 176 keys */
     PRS_ATTENTION_PUSH_SLOTS = 2,
     PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; the count after them needs one fence */
+    PRS_ATTENTION_WARPGROUP_ROWS = 64,
     PRS_ATTENTION_STAGES = 2,      /* of keys, and the same number of values */
     PRS_ATTENTION_PIECE_SLOTS = 2, /* claimed pieces of tasks that a CTA holds at a time */
     PRS_ATTENTION_BARRIER_BYTES = 256

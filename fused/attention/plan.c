@@ -14,7 +14,6 @@
 #include "transport/util/error.h"
 
 enum {
-    WARPGROUP_ROWS = 64,
     KEPT_SIZES = 64 /* smaller than the plan: how they are dealt is kept. 4 KB each */
 };
 
@@ -499,7 +498,7 @@ static int encode_inputs(struct prs_attention_plan *p, const struct prs_attentio
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
-    struct prs_attention_box queries = {WARPGROUP_ROWS, true, false};
+    struct prs_attention_box queries = {PRS_ATTENTION_WARPGROUP_ROWS, true, false};
     uint32_t piece_rows = prs_attention_piece_rows(p->args.row_bytes);
     struct prs_attention_box piece = {piece_rows, false, false}, values_piece = {piece_rows, false, true};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;

@@ -83,10 +83,6 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
     {
         wgmma_m64n64k16_bf16_outer(d, a, b, add);
     }
-    PRS_DEVICE void multiply_outer(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
-    {
-        wgmma_m64n32k16_bf16_outer(d, a, b, add);
-    }
 
     PRS_DEVICE uint32_t pack(float first, float second)
     {

@@ -238,15 +238,6 @@ PRS_DEVICE void wgmma_m64n64k16_bf16_outer(float (&d)[32], uint64_t a, uint64_t 
                  : "l"(a), "l"(b), "r"(add));
 }
 
-PRS_DEVICE void wgmma_m64n32k16_bf16_outer(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
-                 "%11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 1, 1;\n}"
-                 : PRS_REGISTERS_8(d, 0), PRS_REGISTERS_8(d, 8)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
 /* A[64 x 16] in registers, as mma fragments: rows lane / 4 and + 8 (a1, a3), columns 2 * (lane % 4) and + 8 (a2, a3).
  * They must not change until the product has been waited for. */
 template <int TRANS_B>

@@ -106,7 +106,8 @@ static void open_alone(struct prs_fused **ctx)
 
 Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
 {
-    struct prs_attention_shape shape = {1, 2, 2, 128, 64, 0, 0, 0}, wide = {1, 2, 2, 256, 64, 0, 0, 0};
+    struct prs_attention_shape shape = {1, 2, 2, 128, 64, 0, 0, 0}, wide = {1, 2, 2, 256, 64, 0, 0, 0},
+                               narrow = {1, 2, 2, 64, 64, 0, 0, 0};
     struct prs_attention_tuning blocks = {.block_rows = 128}, copied = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_attention_backward_plan *plan;
     struct prs_attention_info info;
@@ -116,6 +117,8 @@ Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
     open_alone(&ctx);
     assert_refused(prs_attention_backward_plan_open(ctx, &wide, NULL, &plan), -ENOTSUP, "head_dim 256");
     assert_refused(prs_attention_backward_plan_open(ctx, &shape, &blocks, &plan), -EINVAL, "block_rows 128");
+    blocks.block_rows = 64;
+    assert_refused(prs_attention_backward_plan_open(ctx, &narrow, &blocks, &plan), -EINVAL, "of 128 queries a step");
     assert_refused(prs_attention_backward_plan_open(ctx, &shape, &copied, &plan), -EINVAL, "only CTAs move data");
     cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), 0);
     prs_attention_backward_plan_query(plan, &info);

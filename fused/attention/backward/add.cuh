@@ -50,7 +50,7 @@ template <class E>
 PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct backward_turn &x, uint32_t step)
 {
-    float *to = args.sums.sums + x.sum * (E::block * E::head_dim);
+    float *to = args.sums.sums + x.sum * PRS_BACKWARD_BLOCK;
     uint32_t buffer = step % PRS_BACKWARD_SUMS, phase = step / PRS_BACKWARD_SUMS & 1;
     const uint8_t *from = m.base + E::at_sums + buffer * E::warpgroups * E::sum_bytes;
     /* MUTANT(emulator attention_backward/causal_alone_is_right) tasks add in turn: delete */

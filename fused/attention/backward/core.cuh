@@ -20,7 +20,7 @@ template <class E> struct backward_state {
     float d[E::block / 2]; /* dP, then dS */
     float dk[E::head_dim / 2], dv[E::head_dim / 2];
     uint32_t p[E::block / 4], g[E::block / 4]; /* P and dS as operands */
-    float query[E::head_dim / 4];              /* half of the columns of a block's part of dq */
+    float query[32];                           /* half of a block's part of dq: 64 rows and 64 columns */
 };
 
 /* Issues d = rows of this warpgroup x rows of the stream. */
@@ -146,7 +146,8 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
     }
 }
 
-/* ---- dq: 64 queries x the 128 keys of both warpgroups; each computes half of the columns ---- */
+/* ---- dq of a block, over the 128 keys of both warpgroups. Each computes 64 rows and 64 columns: half of the columns,
+ * or, with head_dim 64, half of the rows ---- */
 /* Named barriers; number 0 is that of __syncthreads(). GRADIENTS: both warpgroups have written dS of a block.
  * FIRST_READ, and the number after it: warpgroup 0, and warpgroup 1, has read it. */
 enum { GRADIENTS_BARRIER = 1, FIRST_READ_BARRIER = 2 };
@@ -156,13 +157,14 @@ template <class E> PRS_DEVICE void store_gradients(const struct attention_memory
 {
     uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     uint32_t to = smem_address(m.base) + E::at_gradients + (x->half * 64 + row) * PRS_STAGE_ROW;
+    constexpr int across = PRS_BACKWARD_TILE * PRS_STAGE_ROW; /* from 64 queries to the next */
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of the block before has been read: delete */
     if (x->step != 0)
         barrier_sync(FIRST_READ_BARRIER + (x->half ^ 1), 128 * E::warpgroups);
 #pragma unroll
     for (int i = 0; i < E::block / 8; i += 2)
-        store_matrix_x4(to + (((uint32_t)i + lane / 16) ^ row % 8) * 16, x->g[2 * i], x->g[2 * i + 1], x->g[2 * i + 2],
-                        x->g[2 * i + 3]);
+        store_matrix_x4(to + i / 8 * across + ((i % 8 + lane / 16) ^ row % 8) * 16, x->g[2 * i], x->g[2 * i + 1],
+                        x->g[2 * i + 2], x->g[2 * i + 3]);
 }
 
 /* Issues query = dS x keys. */
@@ -171,8 +173,9 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     typedef element<E::type> in;
     constexpr int down = in::product_k * PRS_STAGE_ROW, each = 64 / in::product_k;
     uint32_t base = smem_address(m.base), half = same_in_warp(x->half);
-    uint32_t columns = E::head_dim == 128 ? half * (64 * PRS_STAGE_ROW) : half * (E::head_dim / 2 * in::bytes);
-    uint64_t a = matrix_descriptor(base + E::at_gradients, 16);
+    uint32_t rows = E::head_dim == 64 ? half * (PRS_BACKWARD_TILE * PRS_STAGE_ROW) : 0;
+    uint32_t columns = E::head_dim == 128 ? half * (64 * PRS_STAGE_ROW) : 0;
+    uint64_t a = matrix_descriptor(base + E::at_gradients + rows, 16);
     uint64_t b = matrix_descriptor(base + E::at_q + columns, 16);
 #pragma unroll
     for (int i = 0; i < PRS_BACKWARD_TILE / (int)in::product_k; i++)
@@ -181,7 +184,7 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     wgmma_commit();
 }
 
-/* Gives this warpgroup's columns of dq of block number `step` to the thread that adds them to the sums. */
+/* Gives this warpgroup's half of dq of block number `step` to the thread that adds them to the sums. */
 template <class E>
 PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x, uint32_t step)
 {
@@ -190,7 +193,7 @@ PRS_DEVICE void give_queries(const struct attention_memory &m, const struct back
         smem_address(m.base) + E::at_sums + (buffer * E::warpgroups + x->half) * E::sum_bytes + threadIdx.x % 128 * 16;
     mbarrier_wait(&m.sum_empty[buffer], phase ^ 1);
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 4; i += 4)
+    for (int i = 0; i < 32; i += 4)
         store_shared_v4(to + i * 512, __float_as_uint(x->query[i]), __float_as_uint(x->query[i + 1]),
                         __float_as_uint(x->query[i + 2]), __float_as_uint(x->query[i + 3]));
     fence_async_shared();

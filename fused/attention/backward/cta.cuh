@@ -11,7 +11,7 @@
 template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backward {
     static constexpr int type = TYPE;
     static constexpr int head_dim = HEAD_DIM;
-    static constexpr int block = PRS_BACKWARD_BLOCK;
+    static constexpr int block = PRS_BACKWARD_BLOCK / HEAD_DIM;
     static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
     static constexpr bool far = FAR != 0;
     static constexpr bool terms = far;            /* terms travel with the queries */
@@ -31,7 +31,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
     static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
     static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
-    static constexpr int sum_bytes = block * HEAD_DIM / 2 * sizeof(float);                   /* half of the columns */
+    static constexpr int sum_bytes = PRS_BACKWARD_BLOCK / 2 * sizeof(float);                 /* half of dq of a block */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 40;
     static constexpr int consumer_registers = 232;

@@ -8,12 +8,18 @@
 
 enum {
     PRS_BACKWARD_TILE = 128,
-    PRS_BACKWARD_BLOCK = 64,
+    PRS_BACKWARD_BLOCK = 8192, /* elements of a block of queries: its rows times head_dim */
     PRS_BACKWARD_SUMS = 2 /* buffers of a CTA */,
     PRS_BACKWARD_NAP_NS = 500,
     PRS_BACKWARD_WARPS = 16 /* of a CTA of terms_kernel */,
     PRS_FINISH_THREADS = 256
 };
+
+/* Rows of a block. */
+PRS_SHARED uint32_t prs_backward_block_rows(uint32_t head_dim)
+{
+    return PRS_BACKWARD_BLOCK / head_dim;
+}
 
 /* What the pass needs to know of a query row. Rows that fill up a tile have zeros. */
 struct prs_backward_term {
@@ -24,7 +30,7 @@ static_assert(sizeof(struct prs_backward_term) == 8, "two of them are one vector
 
 /* Memory in which the pass adds up dq. */
 struct prs_backward_sums {
-    float *sums;     /* [prs_backward_sum()]: 64 x head_dim elements each; for the queries of all ranks */
+    float *sums;     /* [prs_backward_sum()]: PRS_BACKWARD_BLOCK elements each; for the queries of all ranks */
     uint64_t *turns; /* [prs_backward_sum()]: how many tasks have added to the sum; zero between launches */
     uint16_t *parts[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p: parts of dq from other ranks (prs_backward_slot()) */
     /* [p]: at neighbour p: how many CTAs of each rank of the node have sent their parts, over all launches */

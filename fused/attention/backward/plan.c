@@ -54,6 +54,7 @@ static struct prs_attention_backward_plan *self(struct prs_plan *p)
 static int check(const struct prs_attention_backward_plan *p)
 {
     const struct prs_attention_tuning *t = &p->wanted;
+    uint32_t rows;
     int r = prs_check_reserved(&p->shape, "struct prs_attention_shape");
     if (!r)
         r = prs_check_reserved(t, "struct prs_attention_tuning");
@@ -71,11 +72,12 @@ static int check(const struct prs_attention_backward_plan *p)
     if (p->shape.stripe != 0 && t->slab_rows != 0)
         return prs_fail(-EINVAL, "attention: slab_rows %u of the tuning: a slab of striped attention is a stripe",
                         t->slab_rows);
-    if ((t->block_rows != 0 && t->block_rows != PRS_BACKWARD_BLOCK) || t->overlap != 0)
+    rows = prs_backward_block_rows(p->shape.head_dim);
+    if ((t->block_rows != 0 && t->block_rows != rows) || t->overlap != 0)
         return prs_fail(-EINVAL,
-                        "attention: the backward pass has one kernel, of %d keys a step: block_rows %u or "
-                        "overlap %u is not built",
-                        PRS_BACKWARD_BLOCK, t->block_rows, t->overlap);
+                        "attention: the backward pass of head_dim %u has one kernel, of %u queries a step: "
+                        "block_rows %u or overlap %u is not built",
+                        p->shape.head_dim, rows, t->block_rows, t->overlap);
     if (t->mover != 0 && t->mover != PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "attention: mover %u of the tuning: in the backward pass only CTAs move data",
                         t->mover);
@@ -128,7 +130,7 @@ static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
     p->args.shape = (struct prs_backward_shape){p->shape.heads_kv, shared};
     info->tuning.heads_per_step = shared * step_of(p, ctas);
     s->tile_rows = PRS_BACKWARD_TILE;
-    s->block_rows = PRS_BACKWARD_BLOCK;
+    s->block_rows = prs_backward_block_rows(shape.head_dim);
     s->backwards = shape.stripe == 0 && p->base.ctx->place.nodes == 1;
     r = prs_attention_tuning_choose(&shape, &p->base.ctx->place, ctas, info, s);
     if (r)
@@ -136,7 +138,7 @@ static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
     p->staging_bytes = prs_attention_staged_bytes(s, prs_attention_row_bytes(&shape));
     predict(&shape, s, info);
     info->tuning.heads_per_step /= shared;
-    info->tuning.block_rows = PRS_BACKWARD_BLOCK;
+    info->tuning.block_rows = s->block_rows;
     return 0;
 }
 
@@ -205,14 +207,14 @@ static uint64_t sums_of(const struct prs_attention_backward_plan *p)
 
 static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
 {
-    return sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float);
+    return sums_of(p) * PRS_BACKWARD_BLOCK * sizeof(float);
 }
 
 /* Bytes of the sums for the queries of `ranks` ranks, in the type in which they are sent. */
 static uint64_t part_bytes(const struct prs_attention_backward_plan *p, uint32_t ranks)
 {
     uint64_t world = p->base.ctx->config.world;
-    return sums_of(p) / world * ranks * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
+    return sums_of(p) / world * ranks * PRS_BACKWARD_BLOCK * sizeof(uint16_t);
 }
 
 /* Ranks of other nodes. */
@@ -285,7 +287,7 @@ static void take_pieces(struct prs_attention_backward_plan *p, bool smaller)
 static int take_size(struct prs_attention_backward_plan *p, const struct prs_attention_shape *launch)
 {
     struct prs_attention_args *x = &p->args.stream;
-    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true, false};
+    struct prs_attention_box block = {prs_backward_block_rows(launch->head_dim), true, false};
     struct prs_attention_shape stream = *launch;
     struct prs_attention_info info = p->info;
     uint32_t world = p->most.place.world, rows = launch->seq / world;
@@ -505,7 +507,7 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
 {
     struct prs_attention_args *x = &p->args.stream;
     const struct prs_attention_schedule *s = &x->schedule;
-    struct prs_attention_box rows = {PRS_BACKWARD_BLOCK, true, false};
+    struct prs_attention_box rows = {PRS_ATTENTION_WARPGROUP_ROWS, true, false}, block = {s->block_rows, true, false};
     struct prs_attention_box piece = {prs_attention_piece_rows(x->row_bytes), false, false};
     const struct {
         const void *base;
@@ -513,9 +515,8 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
         const struct prs_attention_box *box;
         CUtensorMap *map;
     } maps[] = {{g->k, p->args.shape.heads, &rows, &x->q}, {g->v, p->args.shape.heads, &rows, &p->args.second},
-                {g->q, s->heads_kv, &rows, &x->k},         {g->dout, s->heads_kv, &rows, &x->v},
+                {g->q, s->heads_kv, &block, &x->k},        {g->dout, s->heads_kv, &block, &x->v},
                 {g->q, s->heads_kv, &piece, &x->push_k},   {g->dout, s->heads_kv, &piece, &x->push_v}};
-    static_assert(PRS_BACKWARD_BLOCK == 64, "own rows of a warpgroup have the box of a block");
     int r = 0;
     for (size_t i = 0; i < (s->place.world > 1 ? 6 : 4) && !r; i++)
         r = prs_attention_encode(&p->now, s, maps[i].base, 1, maps[i].heads, *maps[i].box, maps[i].map);

@@ -3,8 +3,8 @@
  * in the order of the ring, and rounds once. Parts travel in block floating point (core/block_float.cuh), since in bf16
  * their errors would add up to more than that of the last rounding.
  *
- * A sum is 64 queries of a head, in two halves of half the columns each. A half has the layout in which 128 threads
- * hold the accumulators of a product: vector i of thread t, of four elements, is number 128 i + t. */
+ * A sum is a block of queries of a head, in two halves of 64 rows and 64 columns. A half has the layout in which 128
+ * threads hold the accumulators of a product: vector i of thread t, of four elements, is number 128 i + t. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
 
@@ -50,7 +50,7 @@ template <class E> PRS_DEVICE uint16_t *find_parts(const struct prs_backward_arg
 template <class E>
 PRS_DEVICE_OUTLINED void put_parts(const struct prs_backward_args &args, uint32_t epoch, uint32_t order, uint32_t pair)
 {
-    constexpr uint32_t bytes = E::block * E::head_dim * sizeof(uint16_t);
+    constexpr uint32_t bytes = PRS_BACKWARD_BLOCK * sizeof(uint16_t);
     const struct prs_attention_schedule *s = &args.stream.schedule;
     const struct prs_place *place = &s->place;
     uint32_t to = prs_place_in_order(place, order), slot = prs_backward_slot(place, to, place->rank);
@@ -70,7 +70,7 @@ PRS_DEVICE_OUTLINED void put_parts(const struct prs_backward_args &args, uint32_
 /* Sends one sum to the rank at `order`. */
 template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args, uint32_t order, uint32_t number)
 {
-    constexpr uint32_t elements = E::block * E::head_dim;
+    constexpr uint32_t elements = PRS_BACKWARD_BLOCK;
     const struct prs_backward_sums *x = &args.sums;
     uint32_t all = sums_of_rank(&args.stream.schedule, args.pairs_q), slot;
     uint16_t *to = find_parts<E>(args, order, &slot);
@@ -152,14 +152,14 @@ template <int TYPE, int HEAD_DIM, bool FAR>
 PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, uint32_t half)
 {
     typedef element<TYPE> out;
-    constexpr uint32_t count = HEAD_DIM / 4, columns = HEAD_DIM / 2, elements = PRS_BACKWARD_BLOCK * HEAD_DIM;
+    constexpr uint32_t count = 32, elements = PRS_BACKWARD_BLOCK, rows = PRS_BACKWARD_BLOCK / HEAD_DIM;
     const struct prs_attention_schedule *s = &args.schedule;
     const struct prs_attention_strides *x = &args.strides;
     uint64_t all = sums_of_rank(s, args.pairs_q);
     uint64_t at = number * elements + half * (elements / 2) + threadIdx.x % 128 * 4;
     uint32_t blocks = prs_backward_blocks(s), block = number % blocks, segment = number / blocks % s->segments;
     uint32_t pair = number / blocks / s->segments, lane = threadIdx.x % 32;
-    uint32_t row = block * PRS_BACKWARD_BLOCK + threadIdx.x / 32 % 4 * 16 + lane / 4, w[count / 16][4];
+    uint32_t row = block * rows + half * (rows - 64) + threadIdx.x / 32 % 4 * 16 + lane / 4, w[count / 16][4];
     float sum[count];
 #pragma unroll
     for (uint32_t i = 0; i < count; i += 4)
@@ -176,7 +176,7 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
     }
     typename out::bits *to =
         (typename out::bits *)args.dq + pair / s->heads_q * x->batch + pair % s->heads_q * x->head +
-        (args.stripes.log_rows != 0 ? segment : prs_backward_segment(s, segment)) * x->segment + half * columns;
+        (args.stripes.log_rows != 0 ? segment : prs_backward_segment(s, segment)) * x->segment + half * (HEAD_DIM - 64);
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         round_row<TYPE>(w, sum, h, args.scale);

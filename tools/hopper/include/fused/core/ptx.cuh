@@ -430,11 +430,6 @@ PRS_DEVICE void wgmma_m64n64k16_bf16_outer(float (&d)[32], uint64_t a, uint64_t 
     wgmma_outer<hopper::WGMMA_BF16>(d, a, b, add);
 }
 
-PRS_DEVICE void wgmma_m64n32k16_bf16_outer(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
-{
-    wgmma_outer<hopper::WGMMA_BF16>(d, a, b, add);
-}
-
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n16k16_bf16(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
 {
     wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
