@@ -9,8 +9,24 @@ namespace hopper
 
 static void let_others_run(void)
 {
-    if (scheduler_is_here() && self)
+    if (!scheduler_is_here() || !self)
+        return;
+    self->sleeps = 0;
+    thread_yield();
+}
+
+/* A thread that reads a word again, with no pause and no other load in between, waits for it. It sleeps, as in a loop
+ * with a pause: otherwise such threads would take most turns from threads with work. */
+static void let_others_write(const void *p)
+{
+    if (!scheduler_is_here() || !self)
+        return;
+    if (self->last_read != p) {
         thread_yield();
+        self->last_read = p;
+    } else {
+        thread_sleep(0);
+    }
 }
 
 static void weaken(enum order *order, enum scope *scope)
@@ -31,7 +47,7 @@ static uint64_t load(const void *p, uint32_t bytes)
 uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope scope)
 {
     weaken(&order, &scope);
-    let_others_run();
+    let_others_write(p);
     order_atomic(p, bytes, ACCESS_READ, scope, CALLER);
     uint64_t seen = load(p, bytes);
     order_acquire(p, bytes, seen, order, scope);

@@ -45,6 +45,7 @@ static struct machine {
     std::priority_queue<event> events;
     uint64_t step, random, launches;
     uint32_t population;
+    /* Threads that woke while none could run, with nothing else in between. */
     uint64_t asleep_in_a_row;
     uint64_t napped_ns;  /* how long the scheduler has asked to sleep, in total */
     void *stack_pointer; /* the scheduler's own, while a fiber runs */
@@ -127,8 +128,7 @@ void scheduler_pause(void)
  * the same code therefore stop at the same place, as lanes of a GPU do that execute one instruction. */
 void thread_yield(void)
 {
-    uint64_t dice = (machine.plan + ++machine.yields) * 0x9e3779b97f4a7c15ull;
-    if ((dice ^ dice >> 29) >> 32 & 3)
+    if (scheduler_mix(machine.plan + ++machine.yields) >> 32 & 3)
         return;
     scheduler_pause();
 }
@@ -138,13 +138,16 @@ static void wake_sleeper(void *object)
     make_ready((struct fiber *)object);
 }
 
-/* Most threads sleep long. Otherwise thousands of threads that poll a flag would take most turns from threads with
- * work. A quarter poll again soon, and may be the first to see a change. */
+/* Most threads sleep long, and longer after many times. Otherwise thousands of threads that poll a flag would take most
+ * turns from threads with work. A quarter poll again soon, and may be the first to see a change. Lanes of one turn
+ * sleep equally long, as a warp does that executes one instruction. */
 void thread_sleep(uint32_t ns)
 {
-    uint64_t dice = scheduler_random(), most = 16 + ns / 8 + machine.population / 8;
+    uint64_t dice = scheduler_mix(machine.plan), most = 16 + ns / 8 + machine.population / 8;
+    uint32_t often = self->sleeps / 8 < 3 ? self->sleeps++ / 8 : 3;
     self->state = THREAD_ASLEEP;
-    scheduler_run_after((dice >> 2) % (dice % 4 == 0 ? most : 8 * most), wake_sleeper, self);
+    self->last_read = NULL;
+    scheduler_run_after((dice >> 2) % (dice % 4 == 0 ? most : most << (3 + often)), wake_sleeper, self);
     leave_fiber();
 }
 
@@ -178,11 +181,6 @@ int thread_gettime(int clock, struct timespec *now)
     return 0;
 }
 
-void thread_trap(void)
-{
-    violation("__trap()");
-}
-
 /* ---- deadlock ---- */
 static void check_deadlock(struct cluster *c)
 {
@@ -206,6 +204,7 @@ void scheduler_block(const struct wait_reason &reason)
 {
     struct cluster *c = self->block->cluster;
     self->state = THREAD_BLOCKED;
+    self->sleeps = 0;
     self->wait = reason;
     if (--c->awake == 0 && c->in_flight == 0)
         scheduler_run_after(0, check_later, c);
@@ -437,11 +436,11 @@ static struct warp *choose(void)
 
 static void run_events(void)
 {
+    bool idle = machine.ready.empty();
     while (!machine.events.empty() && machine.events.top().due <= machine.step) {
         event e = machine.events.top();
         machine.events.pop();
-        if (e.run != wake_sleeper)
-            machine.asleep_in_a_row = 0;
+        machine.asleep_in_a_row = e.run == wake_sleeper ? machine.asleep_in_a_row + idle : 0;
         e.run(e.object);
     }
 }
@@ -514,8 +513,9 @@ static void nap(void)
 {
     enum : uint64_t { AFTER = 4096, EVERY = 128 };
     static const struct timespec pause = {0, 50000};
-    if (++machine.asleep_in_a_row < AFTER || machine.asleep_in_a_row % EVERY != 0)
+    if (machine.asleep_in_a_row < AFTER)
         return;
+    machine.asleep_in_a_row = AFTER - EVERY;
     nanosleep(&pause, NULL);
     machine.napped_ns += (uint64_t)pause.tv_nsec;
 }

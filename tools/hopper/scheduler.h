@@ -52,6 +52,8 @@ struct fiber {
     uint32_t thread, lane;
     enum thread_state state;
     struct wait_reason wait;
+    const void *last_read; /* of its atomic loads since it last slept; NULL: none */
+    uint32_t sleeps;       /* since it last was blocked, wrote an atomic word or fenced */
     /* 16-byte granules of shared memory that it has written and not yet fenced */
     std::vector<uint32_t> dirty;
     std::vector<std::shared_ptr<copy_group>> groups; /* there are only a few */
@@ -152,6 +154,12 @@ bool scheduler_is_here(void);
 
 /* ---- called by the other parts of the emulator, on the scheduler's thread ---- */
 uint64_t scheduler_random(void);
+/* A number that looks random and depends only on x. */
+static inline uint64_t scheduler_mix(uint64_t x)
+{
+    x *= 0x9e3779b97f4a7c15ull;
+    return x ^ x >> 29;
+}
 /* The number of CUDA threads that run now. Random delays grow with it. */
 uint32_t scheduler_population(void);
 /* Runs run(object) after a random delay, which is sometimes zero and sometimes very long; or after a given number of

@@ -152,6 +152,11 @@ void violation_report(void)
         abort();
 }
 
+void thread_trap(void)
+{
+    violation("__trap()");
+}
+
 } // namespace hopper
 
 extern "C" const char *hopper_violation(void)

@@ -7,7 +7,7 @@
 #include "fused/core/ptx.cuh"
 #include "tools/hopper/hopper.h"
 
-enum { WORDS = 1024, ROUNDS = 20, MOST_LOOKS = 3000 };
+enum { WORDS = 1024, ROUNDS = 20, MOST_LOOKS = 3000, ADDS = 20000, FEW_LOOKS = ADDS / 10, LANES = 32 };
 
 static uint32_t *words(void)
 {
@@ -56,6 +56,45 @@ Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 900)
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     for (uint32_t i = 1; i < ROUNDS; i++)
         cr_assert_eq(value_of(p + i), i * 0x01010101u);
+}
+
+/* p[0]: the flag, which the second warp raises after its work; p[1]: how often the first has looked at it. */
+static __global__ void look_without_pause(uint32_t *const p)
+{
+    uint32_t looks = 1;
+    if (threadIdx.x == 0) {
+        while (load_acquire_sys(p) == 0)
+            looks++;
+        p[1] = looks;
+    } else if (threadIdx.x == LANES) {
+        for (uint32_t i = 0; i < ADDS; i++)
+            add_relaxed_sys(p + 2, 1);
+        store_release_sys(p, 1);
+    }
+}
+
+Test(streams, a_thread_that_waits_leaves_the_turns_to_those_with_work, .timeout = 900)
+{
+    static const struct launch_shape shape = {1, 2 * LANES, 0};
+    uint32_t *p = words(), looks;
+    cr_assert_eq(launch_kernel(look_without_pause, &shape, 1, NULL, p), 0);
+    looks = value_of(p + 1);
+    cr_assert(looks > 0 && looks < FEW_LOOKS, "%u looks during %d additions", looks, ADDS);
+}
+
+static __global__ void sleep_once(uint32_t *const p)
+{
+    __nanosleep(1000);
+    p[threadIdx.x] = (uint32_t)clock64();
+}
+
+Test(streams, the_lanes_of_a_warp_sleep_equally_long, .timeout = 900)
+{
+    static const struct launch_shape shape = {1, LANES, 0};
+    uint32_t *p = words();
+    cr_assert_eq(launch_kernel(sleep_once, &shape, 1, NULL, p), 0);
+    for (uint32_t i = 1; i < LANES; i++)
+        cr_assert_eq(value_of(p + i), value_of(p), "lane %u", i);
 }
 
 /* p[0]: the flag, which the other launch raises; p[1]: this launch saw it; p[2]: CTAs that have stopped looking. A
