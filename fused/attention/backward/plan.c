@@ -96,12 +96,15 @@ static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
  * memory more often; and sums for other ranks leave only when the step has ended. One rank: about 8 tasks of a head run
  * together. Several ranks: as few heads as keep the tasks of the next step's later segment from overtaking (times by
  * heads a step: doc/results/attention-turns-4xH200.json). Long sequences: fewer, because the data of a head alone
- * exceeds L2 (attention-long-2xH200.json). No step is much smaller than the others. */
+ * exceeds L2 (attention-long-2xH200.json). Striped, with one rank too: tasks of different length come to a block at
+ * different times, and then sums come from memory (attention-striped-heads-1xH200.json). No step is much smaller than
+ * the others. */
 static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ctas)
 {
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
     uint32_t tasks = prs_ceil_div(p->shape.seq / world, PRS_BACKWARD_TILE);
-    uint32_t most = world == 1 ? prs_ceil_div(ctas, TILES_TOGETHER) : 3 * ctas / (4 * tasks);
+    bool alone = world == 1 && p->shape.stripe == 0;
+    uint32_t most = alone ? prs_ceil_div(ctas, TILES_TOGETHER) : 3 * ctas / (4 * tasks);
     uint32_t least = tasks >= TASKS_OF_ONE ? 1 : tasks >= TASKS_OF_TWO ? 2 : LEAST_HEADS;
     if (p->shape.stripe != 0)
         least = LEAST_STRIPED;
