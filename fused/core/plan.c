@@ -247,6 +247,8 @@ int prs_plan_begin(struct prs_plan *p)
 
 int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
+    if (p->scratch.at)
+        p->ctx->scratch_of = 0;
     return enqueue(p, steps, stream);
 }
 

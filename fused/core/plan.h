@@ -99,7 +99,8 @@ int prs_plan_begin(struct prs_plan *p);
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 /* The same for a launch that uses no other rank, so that other ranks need not make it. */
 int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
-/* The same for a launch that uses no memory of prs_plan_shares() and prs_plan_scratch(), of a plan without copies. */
+/* The same for a launch that uses no memory of prs_plan_shares(), of a plan without copies. Later launches have no use
+ * for what it leaves in p->scratch. */
 int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 
 #endif

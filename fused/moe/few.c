@@ -23,10 +23,10 @@ static const char *obstacle(const struct prs_moe_plan *p)
     if (r->place.nodes > 1)
         return "one kernel runs on one node only";
     if ((uint64_t)r->place.world * s->tokens * s->top_k > PRS_FEW_MOST_CHOICES)
-        return "one kernel takes at most 4096 choices of all ranks: ranks times shape.tokens times shape.top_k";
+        return "one kernel takes at most 32768 choices of all ranks: ranks times shape.tokens times shape.top_k";
     return NULL;
 }
-static_assert(PRS_FEW_MOST_CHOICES == 4096, "as obstacle() says");
+static_assert(PRS_FEW_MOST_CHOICES == 32768, "as obstacle() says");
 
 int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed)
 {
@@ -68,30 +68,50 @@ static uint64_t take(uint64_t *used, uint64_t bytes)
 
 /* Byte offsets in the plan's symmetric memory. What comes after `results` only its own rank uses. */
 struct layout {
-    uint64_t places, flags, rows, results, state, done[2], tiles[2], unscaled, stored, bytes;
+    uint64_t places, flags, rows, results, state, list, done[2], inner, stored, bytes;
 };
+
+/* The most tiles of a launch: all choices may be this rank's. */
+static uint64_t most_tiles(const struct prs_moe_plan *p)
+{
+    const struct prs_route *r = &p->args.route;
+    uint64_t choices = prs_few_choices(r);
+    return choices / p->few.tile + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
+}
 
 static struct layout lay_out(const struct prs_moe_plan *p)
 {
     const struct prs_route *r = &p->args.route;
     const struct prs_few *few = &p->few;
     struct layout l = {0};
-    uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r);
-    uint64_t tiles = choices / few->tile + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
+    uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r), tiles = most_tiles(p);
     l.places = take(&l.bytes, slots * prs_few_place_words(r) * sizeof(uint32_t));
     l.flags = take(&l.bytes, slots * few->pieces * sizeof(uint32_t));
     l.rows = take(&l.bytes, slots * r->row_bytes);
     l.results = take(&l.bytes, prs_few_results_at(r, few->result_bytes, 2, 0));
     l.state = take(&l.bytes, sizeof(struct prs_few_state));
-    for (uint32_t i = 0; i < 2; i++) {
+    l.list = take(&l.bytes, choices * sizeof(uint32_t));
+    for (uint32_t i = 0; i < 2; i++)
         l.done[i] = take(&l.bytes, tiles * sizeof(uint32_t));
-        l.tiles[i] = take(&l.bytes, tiles * few->tile_bytes[i]);
-    }
-    if (!prs_moe_is_scaled(p))
-        return l;
-    l.unscaled = take(&l.bytes, choices * few->inputs[1] * prs_element_bytes(PRS_MOE_TYPE));
-    l.stored = take(&l.bytes, tiles * (few->inputs[1] / PRS_SCALE_BLOCK) * PRS_FEW_CONSUMERS * sizeof(uint32_t));
+    l.inner = take(&l.bytes, tiles * few->tile_bytes[1]);
+    if (prs_moe_is_scaled(p))
+        l.stored = take(&l.bytes, tiles * (few->inputs[1] / PRS_SCALE_BLOCK) * PRS_FEW_CONSUMERS * sizeof(uint32_t));
     return l;
+}
+
+uint64_t prs_few_lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
+{
+    struct prs_few *few = &p->few;
+    uint64_t used = 0, tokens, unscaled;
+    if (p->info.tuning.path != PRS_MOE_PATH_ONE)
+        return 0;
+    tokens = take(&used, most_tiles(p) * few->tile_bytes[0]);
+    unscaled = take(&used, prs_moe_is_scaled(p) ? (uint64_t)prs_few_choices(&p->args.route) * few->inputs[1] *
+                                                      prs_element_bytes(PRS_MOE_TYPE)
+                                                : 0);
+    if (base)
+        few->tiles[0] = base + tokens, few->unscaled = base + unscaled;
+    return used;
 }
 
 int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
@@ -137,11 +157,10 @@ int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, co
         few->results[q] = at + l.results;
     }
     few->state = (struct prs_few_state *)(memory->at[0] + l.state);
-    for (uint32_t i = 0; i < 2; i++) {
+    few->list = (uint32_t *)(memory->at[0] + l.list);
+    for (uint32_t i = 0; i < 2; i++)
         few->done[i] = (uint32_t *)(memory->at[0] + l.done[i]);
-        few->tiles[i] = memory->at[0] + l.tiles[i];
-    }
-    few->unscaled = memory->at[0] + l.unscaled;
+    few->tiles[1] = memory->at[0] + l.inner;
     few->stored = (uint32_t *)(memory->at[0] + l.stored);
     few->switches = switches ? (const uint64_t *)switches->at[0] : NULL;
     struct prs_tensor slots = {.base = few->rows[0],

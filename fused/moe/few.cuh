@@ -152,7 +152,7 @@ PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_m
         if (u.product == 0)
             keep_vector<E>(args, u, row, first + vector, x);
         else
-            send_vector(args, l, m.list[u.tile.first + row], first + vector, x);
+            send_vector(args, l, few_listed<E>(args, m, u.tile.first + row), first + vector, x);
     }
     if (u.product == 0)
         pass_on_inner<E>(args, u);
@@ -285,28 +285,35 @@ PRS_DEVICE_OUTLINED bool gives_nothing(const struct prs_few_args &args, const ui
     return is_left_out(&args.moe.sync, rank) && !has_arrived(load_relaxed_sys_v4(at));
 }
 
-/* Waits for a lane's vectors of the results of up to FEW_TERMS choices. It reads all of them once before the first
- * wait. terms: a bit for each choice that has an expert. */
-PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                              const uint4 *at, uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
+/* The expert of a token's choice. places: FEW_TERMS places of the token, read again. */
+PRS_DEVICE uint32_t expert_of(const uint4 (&places)[FEW_TERMS / 4], uint32_t i)
 {
-    const struct prs_route *r = &args.moe.route;
+    const uint4 &four = places[i / 4];
+    return prs_few_expert(i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w);
+}
+
+/* Waits for a lane's vectors of the results of `terms` choices, of those that have an expert. It reads all of them once
+ * before the first wait. choice: number of the first one. */
+PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_launch &l, const uint4 *at,
+                              const uint4 (&places)[FEW_TERMS / 4], uint32_t terms, uint32_t choice,
+                              uint4 (&x)[FEW_TERMS])
+{
     struct wait_clock clock = {0, 0};
     for (uint32_t left_out = 0;;) {
-        uint32_t missing = FEW_TERMS;
+        uint32_t missing = FEW_TERMS, expert = 0;
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++)
-            if ((terms >> i & 1) != 0)
+            if (i < terms)
                 x[i] = (left_out >> i & 1) != 0 ? sent_vector(make_uint4(0, 0, 0, 0))
                                                 : load_relaxed_sys_v4(at + (uint64_t)i * (args.few.result_bytes / 16));
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++)
-            if ((terms >> i & 1) != 0 && !has_arrived(x[i]))
-                missing = i;
+            if (i < terms && expert_of(places, i) != PRS_ROUTE_NONE && !has_arrived(x[i]))
+                missing = i, expert = expert_of(places, i);
         /* MUTANT(emulator moe_few/few_tokens_take_one_launch) results are awaited: s/missing == FEW_TERMS/true/ */
         if (missing == FEW_TERMS)
             return;
-        uint32_t rank = m.code[choice + missing] / r->experts_per_rank;
+        uint32_t rank = expert / args.moe.route.experts_per_rank;
         if (asks_for_absent(clock, l.absent, rank) &&
             gives_nothing(args, at + (uint64_t)missing * (args.few.result_bytes / 16), rank))
             /* MUTANT(emulator absent/a_rank_that_is_lost_in_a_launch_leaves_nothing_behind) a result that does not come
@@ -319,28 +326,30 @@ PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_
 
 /* Adds up a part of a token's result: one vector per lane, in fp32 and in the order of the choices. */
 template <int TYPE>
-PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                            uint32_t token, uint32_t vector)
+PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_launch &l, uint32_t token,
+                            uint32_t vector)
 {
     constexpr uint32_t each = element<TYPE>::in_vector;
     const struct prs_route *r = &args.moe.route;
     uint32_t vectors = args.few.result_bytes / 16, of_token = token * r->choices;
+    uint32_t slot = prs_few_slot(r, l.bank, r->place.rank, token);
     uint32_t choice = prs_few_slot(r, 0, r->place.rank, token) * r->choices;
+    const uint4 *told = (const uint4 *)(args.few.places[0] + (uint64_t)slot * prs_few_place_words(r));
     uint4 *at = (uint4 *)(args.few.results[0] + prs_few_results_at(r, args.few.result_bytes, l.bank, token)) + vector;
     float sum[each] = {}, y[each];
     if (vector >= vectors)
         return;
     for (uint32_t first = 0; first < r->choices; first += FEW_TERMS, at += (uint64_t)FEW_TERMS * vectors) {
-        uint4 x[FEW_TERMS] = {};
-        uint32_t terms = 0;
+        uint32_t terms = r->choices - first < FEW_TERMS ? r->choices - first : FEW_TERMS;
+        uint4 x[FEW_TERMS] = {}, places[FEW_TERMS / 4] = {};
 #pragma unroll
-        for (uint32_t i = 0; i < FEW_TERMS; i++)
-            if (first + i < r->choices && m.code[choice + first + i] != PRS_ROUTE_NONE)
-                terms |= 1u << i;
-        await_results(args, m, l, at, terms, choice + first, x);
+        for (uint32_t i = 0; i < FEW_TERMS / 4; i++)
+            if (i * 4 < terms)
+                places[i] = load_relaxed_sys_v4(told + first / 4 + i);
+        await_results(args, l, at, places, terms, choice + first, x);
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++) {
-            if ((terms >> i & 1) == 0)
+            if (i >= terms || expert_of(places, i) == PRS_ROUTE_NONE)
                 continue;
             float weight = args.moe.weights[of_token + first + i];
             /* MUTANT(emulator moe_few/few_tokens_take_one_launch) what is read is cleared:
@@ -362,12 +371,11 @@ PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_me
     ((uint4 *)args.moe.combined)[of_row] = pack_vector<TYPE>(sum);
 }
 
-template <int TYPE>
-PRS_DEVICE void combine_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+template <int TYPE> PRS_DEVICE void combine_results(const struct prs_few_args &args, const struct few_launch &l)
 {
     uint32_t parts = prs_ceil_div(args.few.result_bytes / 16, 32), all = token_count(args.moe) * parts;
     for (uint32_t part; (part = claim_for_warp(&args.moe.claims->combined)) < all;)
-        add_results<TYPE>(args, m, l, part / parts, part % parts * 32 + threadIdx.x % 32);
+        add_results<TYPE>(args, l, part / parts, part % parts * 32 + threadIdx.x % 32);
 }
 
 /* ---- the end ---- */
@@ -415,8 +423,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     __syncthreads();
     place_rows(args, m);
     __syncthreads();
-    list_rows(args, m);
-    fence_async_shared(); /* bulk copies write where the warps' counts were */
+    list_rows<E>(args, m);
+    fence_async_shared(); /* bulk copies write where counts and codes were */
     __syncthreads();
     if (E::packed && threadIdx.x >= 32)
         pack_rows<E>(args, m, l);
@@ -433,7 +441,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
         multiply_units<E>(args, m, l);
     }
     __syncthreads();
-    combine_results<E::result>(args, m, l);
+    combine_results<E::result>(args, l);
     __syncthreads();
     if (threadIdx.x == 0)
         leave_few(args, m, l);

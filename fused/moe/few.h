@@ -10,7 +10,7 @@
  * Inner rows, and the tokens of wide tiles, have the layout of a product's stages, so that one bulk copy loads a half
  * of a stage: tile by tile, [step of PRS_FEW_STEP bytes][half of PRS_STAGE_ROW bytes][row of the tile], swizzled. With
  * e4m3 the scales of a step follow its rows, [half][row]. If a row does not fill its last step, the rest is zero: the
- * memory is zeroed once, and nobody writes there.
+ * warps that copy tokens write the zeros; the memory of inner rows is zeroed once, and nobody writes there.
  *
  * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16. One scale covers
  * the columns of several units. A warp stores the same rows of each unit, in any CTA. So the last of these warps that
@@ -28,14 +28,15 @@
  * Reuse. All of this has two banks, which launches use in turn. A rank in launch t + 2 has ended t + 1, and for that it
  * needed the places of every rank. A rank sends the places of t + 1 after it has ended t, and by then it has read and
  * cleared everything that was sent to it in t. Only launches of this kernel are counted here; other launches of the
- * plan may come between them. The memory belongs to the plan, so other plans do not matter. */
+ * plan may come between them. The memory belongs to the plan, so other plans do not matter. Only the tokens of wide
+ * tiles and the unscaled inner rows, which last for one launch of this rank, are in memory that all plans use. */
 #ifndef PERSEUS_FUSED_MOE_FEW_H
 #define PERSEUS_FUSED_MOE_FEW_H
 
 #include "fused/moe/args.h"
 
 enum {
-    PRS_FEW_MOST_CHOICES = 4096, /* choices of all ranks in one launch: shared memory holds them */
+    PRS_FEW_MOST_CHOICES = 32768, /* choices of all ranks in one launch; at first shared memory holds them */
     /* rows of an expert that are multiplied at a time, the N of the tensor cores. The plan chooses one of the two */
     PRS_FEW_NARROW = 32,
     PRS_FEW_WIDE = 64,
@@ -70,6 +71,7 @@ struct prs_few {
     uint8_t *tiles[2];      /* [tile][tile_bytes]: the tile's rows */
     uint32_t tile_bytes[2]; /* tile_bytes[0] is 0 if tiles are narrow */
     uint32_t tile;          /* rows of an expert that are multiplied at a time: PRS_FEW_NARROW or PRS_FEW_WIDE */
+    uint32_t *list;         /* [row of the list]: its choice, if shared memory has no room for all (few_listed()) */
     uint8_t *unscaled;      /* e4m3: [row of the list][I]: results of the first product in bf16 */
     uint32_t *stored;       /* e4m3: [tile][I / 128][warp]: how many units are stored there; zero between launches */
     uint32_t pieces;        /* pieces of a token */

@@ -17,6 +17,7 @@ enum {
     FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
     FEW_PACKED_ROWS = 8, /* rows that a warp copies at a time */
     FEW_TERMS = 8,       /* results that a lane reads at a time */
+    FEW_PLACES = 4,      /* vectors of places that a thread reads at a time */
     /* of a thread, if consumers need more than the 128 that each thread has at first */
     FEW_PRODUCER_REGISTERS = 96,
     FEW_CONSUMER_REGISTERS = 160,
@@ -57,17 +58,20 @@ template <int TYPE, uint32_t TILE> struct few_engine {
     static constexpr uint32_t at_barriers = at_out + PRS_FEW_WARPGROUPS * out;
     static constexpr uint32_t at_tiles = at_barriers + 512;
     static constexpr uint32_t at_counts = at_tiles + (PRS_FEW_MOST_CHOICES / TILE + PRS_ROUTE_MAX_EXPERTS) * 4;
-    static constexpr uint32_t at_codes = at_counts + PRS_ROUTE_MAX_EXPERTS * 4;
-    static constexpr uint32_t at_list = at_codes + PRS_FEW_MOST_CHOICES * 2;
-    static constexpr uint32_t smem_bytes = at_list + PRS_FEW_MOST_CHOICES * 2;
-    static_assert(smem_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
+    static constexpr uint32_t at_list = at_counts + PRS_ROUTE_MAX_EXPERTS * 4;
+    static constexpr uint32_t smem_bytes = 232448; /* all that a Hopper CTA can have */
+    static_assert(at_list < smem_bytes, "the stages leave room for a list");
+    static constexpr uint32_t listed = (smem_bytes - at_list) / 2; /* rows of the list that shared memory holds */
+    /* Before the memory becomes stages, it holds the counts of warps and the codes. */
+    static constexpr uint32_t at_codes = PRS_FEW_WARPS * PRS_ROUTE_MAX_EXPERTS * 4;
+    static_assert(at_codes + PRS_FEW_MOST_CHOICES * 2 <= at_scales, "they fit");
 };
 
 /* Rows of one expert. */
 struct few_tile {
-    uint32_t expert : 10, first : 12, rows : 7; /* expert: its number among this rank's; first: position in the list */
+    uint32_t expert : 10, first : 15, rows : 7; /* expert: its number among this rank's; first: position in the list */
 };
-static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 && PRS_FEW_MOST_CHOICES <= 1 << 12 &&
+static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 && PRS_FEW_MOST_CHOICES <= 1 << 15 &&
                   PRS_FEW_WIDE < 1 << 7,
               "a word for each tile");
 
@@ -76,13 +80,15 @@ struct few_memory {
     uint64_t *full, *empty; /* [stages] */
     float *scales;          /* [stages][stage_scales] */
     struct unit_memory units;
-    uint32_t *claimed, *tiles, *blocks; /* blocks: how many blocks of PRS_TILE_M rows, for the status */
+    /* blocks: how many blocks of PRS_TILE_M rows, for the status; rows: how many the list has */
+    uint32_t *claimed, *tiles, *blocks, *rows;
     struct few_tile *tile;
     uint32_t *count; /* [expert here] */
-    /* [warp][expert here]: list_rows() uses it, before the memory becomes stages */
-    uint32_t *counts_of_warps;
-    uint16_t *code; /* [choice of any rank]: its expert */
-    uint16_t *list; /* choices of this rank's experts, expert by expert */
+    /* Until list_rows() has ended, when the memory becomes stages. */
+    uint32_t *counts_of_warps; /* [warp][expert here] */
+    uint16_t *code;            /* [choice of any rank]: its expert's number among this rank's, or PRS_ROUTE_NONE */
+    /* [E::listed]: choices of this rank's experts, expert by expert; if there are more, prs_few.list has all of them */
+    uint16_t *list;
 };
 
 /* It is the same in all CTAs of a launch. */
@@ -101,7 +107,6 @@ template <class E> PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
     struct few_memory m;
     m.base = base;
     m.counts_of_warps = (uint32_t *)base;
-    static_assert(PRS_FEW_WARPS * PRS_ROUTE_MAX_EXPERTS * sizeof(uint32_t) <= E::at_scales, "they fit");
     m.out = base + E::at_out;
     m.scales = (float *)(base + E::at_scales);
     m.full = (uint64_t *)(base + E::at_barriers);
@@ -113,6 +118,7 @@ template <class E> PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
     m.claimed = (uint32_t *)(m.units.out + UNIT_BYTES);
     m.tiles = m.claimed + 1;
     m.blocks = m.tiles + 1;
+    m.rows = m.blocks + 1;
     m.tile = (struct few_tile *)(base + E::at_tiles);
     m.count = (uint32_t *)(base + E::at_counts);
     m.code = (uint16_t *)(base + E::at_codes);
@@ -312,68 +318,81 @@ PRS_DEVICE_OUTLINED void refuse_path(const struct prs_few_args &args, uint32_t l
     give_up(&args.moe.sync, PRS_FAULT_ABORTED, args.moe.route.place.rank, 0, 0, 0, 0);
 }
 
-/* Returns four places of a rank that was left out; those that are missing name no expert. Also writes them to the
- * memory that was polled. So all CTAs see the same places, and no old launch number can match after numbers have
- * wrapped around. */
-PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
+/* For four places of a rank that was left out: those that are missing name no expert. They are written to the memory
+ * that is polled. So all CTAs see the same places, and no old launch number can match after numbers have wrapped
+ * around. */
+PRS_DEVICE_OUTLINED void replace_places_of_absent(uint4 *at, uint32_t launch)
 {
-    uint4 v = load_relaxed_sys_v4(at);
-    if (places_have_come(v, launch))
-        return v;
     uint32_t none = prs_few_word(launch, PRS_ROUTE_NONE);
-    v = make_uint4(none, none, none, none);
-    store_relaxed_sys_v4(at, v);
-    return v;
+    if (!places_have_come(load_relaxed_sys_v4(at), launch))
+        store_relaxed_sys_v4(at, make_uint4(none, none, none, none));
 }
 
-/* Waits for four places of a token. vector: index among all vectors of places. If this launch gives up, the places name
- * no expert. */
-PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
+/* Waits for up to FEW_PLACES vectors of four places of a token, FEW_THREADS vectors apart. It reads all of them before
+ * it waits for one. first: index of the first one among all `all` vectors. If this launch gives up, places that are
+ * missing name no expert. */
+PRS_DEVICE void await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t first, uint32_t all,
+                             uint4 (&v)[FEW_PLACES])
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t source = vector / (r->tokens * (prs_few_place_words(r) / 4));
-    uint4 *at =
-        (uint4 *)(args.few.places[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * prs_few_place_words(r)) + vector;
+    uint4 *at = (uint4 *)(args.few.places[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * prs_few_place_words(r));
+    uint32_t none = prs_few_word(l.number, PRS_ROUTE_NONE);
     struct wait_clock clock = {0, 0};
     for (;;) {
-        uint4 v = load_relaxed_sys_v4(at);
-        if (places_have_come(v, l.number))
-            return v;
-        if (asks_for_absent(clock, l.absent, source) && is_left_out(&args.moe.sync, source))
-            return places_of_absent(at, l.number);
-        /* MUTANT(emulator moe_few/ranks_that_take_different_paths_are_named) the other path is noticed:
-         * s/took_other_path(args, at, l.number, source)/false/ */
-        if (clock.spins % SPINS_PER_CLOCK_READ == SPINS_PER_CLOCK_READ - 1 &&
-            took_other_path(args, at, l.number, source))
-            refuse_path(args, l.number, source);
-        if (!keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_ROUTES, source, vector, l.number & 0xffff, v.x >> 16)) {
-            uint32_t none = prs_few_word(l.number, PRS_ROUTE_NONE);
-            return make_uint4(none, none, none, none);
+        uint32_t missing = all, seen = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_PLACES; i++)
+            if (first + i * FEW_THREADS < all)
+                v[i] = load_relaxed_sys_v4(at + first + i * FEW_THREADS);
+            else
+                v[i] = make_uint4(none, none, none, none);
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_PLACES; i++)
+            if (!places_have_come(v[i], l.number))
+                missing = first + i * FEW_THREADS, seen = v[i].x >> 16;
+        if (missing == all)
+            return;
+        uint32_t source = missing / (r->tokens * (prs_few_place_words(r) / 4));
+        if (asks_for_absent(clock, l.absent, source) && is_left_out(&args.moe.sync, source)) {
+            replace_places_of_absent(at + missing, l.number);
+            continue;
         }
+        /* MUTANT(emulator moe_few/ranks_that_take_different_paths_are_named) the other path is noticed:
+         * s/took_other_path(args, at + missing, l.number, source)/false/ */
+        if (clock.spins % SPINS_PER_CLOCK_READ == SPINS_PER_CLOCK_READ - 1 &&
+            took_other_path(args, at + missing, l.number, source))
+            refuse_path(args, l.number, source);
+        if (!keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_ROUTES, source, missing, l.number & 0xffff, seen))
+            break;
     }
+#pragma unroll
+    for (uint32_t i = 0; i < FEW_PLACES; i++)
+        if (!places_have_come(v[i], l.number))
+            v[i] = make_uint4(none, none, none, none);
 }
 
-PRS_DEVICE bool is_here(const struct prs_route *r, uint32_t expert)
-{
-    return expert != PRS_ROUTE_NONE && expert / r->experts_per_rank == r->place.rank;
-}
-
-/* Keeps the expert of every choice, and counts the rows of this rank's experts. */
+/* Keeps which of this rank's experts every choice has, and counts their rows. */
 PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     const struct prs_route *r = &args.moe.route;
     uint32_t of_token = prs_few_place_words(r) / 4, all = r->place.world * r->tokens * of_token;
-    for (uint32_t i = threadIdx.x; i < all; i += FEW_THREADS) {
-        uint4 v = await_places(args, l, i);
-        uint32_t four[4] = {v.x, v.y, v.z, v.w}, first = i % of_token * 4;
+    uint32_t first_here = r->place.rank * r->experts_per_rank;
+    for (uint32_t first = threadIdx.x; first < all; first += FEW_PLACES * FEW_THREADS) {
+        uint4 v[FEW_PLACES];
+        await_places(args, l, first, all, v);
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            uint32_t expert = prs_few_expert(four[j]);
-            if (first + j >= r->choices)
-                continue;
-            m.code[i / of_token * r->choices + first + j] = (uint16_t)expert;
-            if (is_here(r, expert))
-                atomicAdd(&m.count[expert % r->experts_per_rank], 1u);
+        for (uint32_t k = 0; k < FEW_PLACES; k++) {
+            uint32_t i = first + k * FEW_THREADS, four[4] = {v[k].x, v[k].y, v[k].z, v[k].w}, slot = i % of_token * 4;
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                uint32_t expert = prs_few_expert(four[j]) - first_here; /* of another rank, or none: too large */
+                bool here = expert < r->experts_per_rank;
+                if (i >= all || slot + j >= r->choices)
+                    continue;
+                m.code[i / of_token * r->choices + slot + j] = (uint16_t)(here ? expert : PRS_ROUTE_NONE);
+                if (here)
+                    atomicAdd(&m.count[expert], 1u);
+            }
         }
     }
 }
@@ -400,6 +419,7 @@ template <class E> PRS_DEVICE void make_tiles(const struct prs_few_args &args, c
     }
     if (lane == 0) {
         *m.tiles = carry >> 16;
+        *m.rows = carry & 0xffff;
         *m.blocks = blocks;
     }
 }
@@ -417,8 +437,8 @@ PRS_DEVICE void count_rows(const struct prs_few_args &args, const struct few_mem
     uint32_t each = choices_of_warp(r), all = prs_few_choices(r), begin = threadIdx.x / 32 * each;
     uint32_t *count = m.counts_of_warps + threadIdx.x / 32 * r->experts_per_rank;
     for (uint32_t choice = begin + threadIdx.x % 32; choice < begin + each && choice < all; choice += 32)
-        if (is_here(r, m.code[choice]))
-            atomicAdd(&count[m.code[choice] % r->experts_per_rank], 1u);
+        if (m.code[choice] != PRS_ROUTE_NONE)
+            atomicAdd(&count[m.code[choice]], 1u);
 }
 
 /* Turns the counts of warps into the positions of their first rows in the list. */
@@ -436,26 +456,36 @@ PRS_DEVICE void place_rows(const struct prs_few_args &args, const struct few_mem
     }
 }
 
+/* The choice at a position of the list. The list is in shared memory, or, if choices are so skewed that it has no room
+ * there, in memory. */
+template <class E>
+PRS_DEVICE uint32_t few_listed(const struct prs_few_args &args, const struct few_memory &m, uint32_t at)
+{
+    /* MUTANT(emulator moe_few/more_than_4096_choices_are_right) a long list is in memory: s/E::listed/~0u/ */
+    return *m.rows <= E::listed ? m.list[at] : *(const volatile uint32_t *)(args.few.list + at);
+}
+
 /* Lists rows by expert, in the order of choices. All CTAs must have the same rows in each tile, in the same order: one
- * stores inner rows where another reads them. */
-PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
+ * stores inner rows where another reads them. So all of them may write the same list in memory. */
+template <class E> PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
     const struct prs_route *r = &args.moe.route;
     uint32_t lane = threadIdx.x % 32, each = choices_of_warp(r), all = prs_few_choices(r);
     uint32_t begin = threadIdx.x / 32 * each;
     uint32_t *at = m.counts_of_warps + threadIdx.x / 32 * r->experts_per_rank;
     for (uint32_t first = begin; first < begin + each && first < all; first += 32) {
-        uint32_t choice = first + lane, code = choice < all ? m.code[choice] : PRS_ROUTE_NONE;
-        bool here = is_here(r, code);
-        uint32_t expert = here ? code % r->experts_per_rank : PRS_ROUTE_NONE;
+        uint32_t choice = first + lane, expert = choice < all ? m.code[choice] : PRS_ROUTE_NONE;
+        bool here = expert != PRS_ROUTE_NONE;
         uint32_t same = __match_any_sync(~0u, expert), before = __popc(same & ((1u << lane) - 1));
         uint32_t place = here ? at[expert] + before : 0;
         __syncwarp(); /* all lanes have read the place */
         if (here && before == 0)
             /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a warp have places of their own: delete */
             at[expert] += __popc(same);
-        if (here)
+        if (here && *m.rows <= E::listed)
             m.list[place] = (uint16_t)choice;
+        else if (here)
+            *(volatile uint32_t *)(args.few.list + place) = choice;
         __syncwarp(); /* the next places are there */
     }
 }

@@ -73,7 +73,7 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
                   PRS_AWAIT_BLOCK, r->place.rank, u.index);
     } else {
         for (uint32_t i = lane; i < u.tile.rows * pieces; i += 32) {
-            uint32_t slot = m.list[u.tile.first + i / pieces] / r->choices;
+            uint32_t slot = few_listed<E>(args, m, u.tile.first + i / pieces) / r->choices;
             uint32_t flag = (prs_few_slot(r, l.bank, 0, 0) + slot) * pieces + i % pieces;
             await_piece(args, l, args.few.row_flags[0] + flag, slot / r->tokens, flag);
         }
@@ -148,7 +148,8 @@ PRS_DEVICE void load_tokens(const struct prs_few_args &args, const struct few_me
     const struct prs_route *r = &args.moe.route;
     uint32_t lane = threadIdx.x % 32, columns = args.few.inputs[0], steps = prs_ceil_div(columns, E::step);
     bool has = lane < u.tile.rows;
-    uint32_t slot = prs_few_slot(r, l.bank, 0, 0) + (has ? m.list[u.tile.first + lane] / r->choices : 0);
+    uint32_t slot =
+        prs_few_slot(r, l.bank, 0, 0) + (has ? few_listed<E>(args, m, u.tile.first + lane) / r->choices : 0);
     const float *scales = (const float *)(args.few.rows[0] + (uint64_t)slot * r->row_bytes + columns);
     struct weight_blocks blocks = find_weight_scales(args, u);
     for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(&turn->p)) {
@@ -256,9 +257,10 @@ PRS_DEVICE void pack_piece(const struct prs_few_args &args, const struct few_mem
     const struct prs_route *r = &args.moe.route;
     struct few_tile tile = m.tile[index];
     uint32_t columns = args.few.inputs[0], vectors = columns * element<E::type>::bytes / 16, slot = 0;
+    uint32_t steps = prs_ceil_div(columns, E::step);
     uint32_t lane = threadIdx.x % 32, begin = piece * each * 32 + lane, rows = tile.rows - first;
     if (lane < FEW_PACKED_ROWS && lane < rows) {
-        slot = m.list[tile.first + first + lane] / r->choices;
+        slot = few_listed<E>(args, m, tile.first + first + lane) / r->choices;
         uint32_t source = slot / r->tokens;
         slot += prs_few_slot(r, l.bank, 0, 0);
         uint32_t flag = slot * args.few.pieces + piece;
@@ -277,7 +279,9 @@ PRS_DEVICE void pack_piece(const struct prs_few_args &args, const struct few_mem
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             uint32_t row = (i + j) / each, vector = begin + (i + j) % each * 32;
-            if (row < rows && vector < vectors)
+            /* MUTANT(emulator moe_few/wide_tiles_are_right) zeros fill the last step:
+             * s/vector < steps * FEW_ROW_VECTORS/vector < vectors/ */
+            if (row < rows && vector < steps * FEW_ROW_VECTORS)
                 *tile_vector_at<E>(args, 0, index, first + row, vector) = x[j];
         }
     }
@@ -286,8 +290,9 @@ PRS_DEVICE void pack_piece(const struct prs_few_args &args, const struct few_mem
     for (uint32_t i = 0; E::scaled && i < FEW_PACKED_ROWS * blocks; i += 32) {
         uint32_t row = (i + lane) / blocks, block = piece * blocks + lane % blocks;
         const uint8_t *from = args.few.rows[0] + (uint64_t)__shfl_sync(~0u, slot, row) * r->row_bytes + columns;
-        if (row < rows && block < columns / PRS_SCALE_BLOCK)
-            *tile_scale_at<E>(args, 0, index, first + row, block) = ((const float *)from)[block];
+        if (row < rows && block < steps * 2)
+            *tile_scale_at<E>(args, 0, index, first + row, block) =
+                block < columns / PRS_SCALE_BLOCK ? ((const float *)from)[block] : 0;
     }
     __syncwarp();
     if (lane == 0) {

@@ -280,15 +280,16 @@ static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
 static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    uint64_t tables = lay_out(a, NULL);
+    uint64_t tables = lay_out(a, NULL), scratch = lay_out_scratch(p, NULL), few = prs_few_lay_out_scratch(p, NULL);
     int r;
     r = prs_plan_local(&p->base, tables, tables); /* the tables must be empty before the first launch */
     if (!r)
-        r = prs_plan_scratch(&p->base, lay_out_scratch(p, NULL));
+        r = prs_plan_scratch(&p->base, scratch > few ? scratch : few);
     if (r)
         return r;
     lay_out(a, p->base.own.at);
     lay_out_scratch(p, p->base.scratch.at);
+    prs_few_lay_out_scratch(p, p->base.scratch.at);
     p->info.maps_bytes = lay_out_maps(a, p->base.own.at);
     if (a->n == 0)
         return 0;

@@ -97,6 +97,9 @@ int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed);
 /* For decide(): prepares the kernel, and says what memory it needs, as need number `need`. Nothing if the plan's layer
  * is several kernels. */
 int prs_few_decide(struct prs_moe_plan *p, uint32_t need);
+/* Lays out what one launch as one kernel keeps in memory that other launches use, too, at `base`; NULL: only counts the
+ * bytes. Returns them. */
+uint64_t prs_few_lay_out_scratch(struct prs_moe_plan *p, uint8_t *base);
 /* For place(). switches: the words of plan_switch.h, or NULL. */
 int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches);
 /* Whether prs_few_layer() runs this layer. All ranks must agree. */

@@ -10,8 +10,10 @@
 
 struct prs_moe_time {
     uint64_t sent_bytes; /* over NVLink, from a rank */
-    double product;      /* us; of the first product, or the only one */
-    double all;          /* us */
+    /* us; of the first product, or the only one, if no SM waits for another one and sums in e4m3 take no longer:
+     * plans pace the sending of rows by it */
+    double product;
+    double all; /* us */
 };
 
 /* The time of a dispatch with its product, or of a layer, as several kernels. row_bytes: bytes of a token;

@@ -199,8 +199,8 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
  * stream received. Of the batch only weights and out are used. Not collective. The MoE and attention plans of a context
- * share the memory of these rows: -EINVAL if another such plan was launched since. This is not detected if graphs are
- * replayed in another order than they were captured. */
+ * share the memory of these rows: -EINVAL if another such plan, or a layer as one kernel, was launched since. This is
+ * not detected if graphs are replayed in another order than they were captured. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts that the caller computes: out gets the rows themselves, bf16 [capacity, H], in the order
@@ -277,7 +277,7 @@ PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_mo
  * With PRS_MOE_PATH_ONE the layer is one kernel, made for few tokens: no kernel of a single warp comes before it, no
  * counts are exchanged, and a token's results are not rounded before they are sent. In e4m3, tokens are quantised by
  * the warps that send them, and the activated columns are rounded to bf16 before they are quantised. The plan needs one
- * node, weights_transposed, capacity 0 and W * tokens * top_k of at most 4096; opening it with that path is refused
+ * node, weights_transposed, capacity 0 and W * tokens * top_k of at most 32768; opening it with that path is refused
  * otherwise. info.tuning.path says which path a plan has, info.reason why. The path depends on shape.tokens, which all
  * ranks know, and not on the number of tokens of a launch: for batches of different sizes open a plan for each.
  *

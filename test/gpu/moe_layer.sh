@@ -34,6 +34,13 @@ step one_small 90 $layer --preset qwen3-30b --tokens 1 3 32 --rounds 3
 step one 90 $layer --preset qwen3-30b --tokens 1 8 32 128 256 --rounds 30
 step one_deepseek 200 $layer --preset deepseek-v3 --tokens 8 32 128 --rounds 20
 step one_zipf 90 $layer --preset qwen3-30b --tokens 8 32 128 --zipf 1 2 --rounds 20
+# One kernel by turns with several, whichever the plan takes: one rank's load of 4 on one GPU, then all GPUs.
+for dtype in bf16 e4m3; do
+    step paths_load_$dtype 150 torchrun --nproc-per-node 1 ${layer#torchrun --nproc-per-node $gpus} --preset qwen3-30b --experts 32 --dtype $dtype \
+        --tokens 4 128 256 512 1024 2048 --rounds 16
+    step paths_$dtype 150 $layer --preset qwen3-30b --dtype $dtype --tokens 4 128 256 512 1024 2048 --rounds 16
+done
+step paths_deepseek 200 $layer --preset deepseek-v3 --dtype e4m3 --tokens 4 128 256 512 1024 2048 --rounds 10
 # Two emulated nodes of one GPU and one NIC each over the software NIC, under each policy of order, beside NCCL on the same NICs; then with a signal for
 # each eight rows, where the policies differ.
 softnic="$build/tools/softnic/softnic-run --quiet --nics $((gpus / 2)) --nodes 2 --rate 400G --latency 2us --fence strict --"

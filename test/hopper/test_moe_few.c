@@ -57,6 +57,18 @@ Test(moe_few, wide_tiles_are_right, .timeout = 600)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Also choices that are skewed: experts without rows, and one that has all of them. The last row's one rank has more
+ * rows than shared memory has room for in its list. */
+Test(moe_few, more_than_4096_choices_are_right, .timeout = 600)
+{
+    static const struct ranks_moe rows[] = {
+        {4, 160, 40, 16, 7, 3, HALF_EMPTY, .combines = 2, .inner = 24, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        {2, 720, 40, 8, 3, 3, ONE_EXPERT, .inner = 24, .activation = PRS_ACTIVATION_RELU, .residual = true},
+        {1, 900, 40, 512, 8, 2, EVEN, .inner = 24, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* Ranks without tokens, experts without rows, an expert chosen twice by a token; the second time the same bits. */
 Test(moe_few, any_choices_are_right_in_many_launches, .timeout = 600)
 {
@@ -194,6 +206,13 @@ static void take_turns(uint32_t rank, struct ranks_self *self, void *user)
         cr_assert_eq(cudaGraphLaunch(exec, stream), cudaSuccess);
         check_both(&c, count < TOKENS ? count : TOKENS);
     }
+    rows.rows = ranks_device(c.info.capacity * sizeof(*rows.rows), 0);
+    cr_assert_eq(prs_moe_dispatch_gemm(c.plan, &rows, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_gemm(c.plan, &rows, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_layer(c.plan, &c.one, stream), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_moe_gemm(c.plan, &rows, stream), -EINVAL, "its tokens lie where the rows were");
+    cr_assert_not_null(strstr(prs_fused_error_text(), "no longer there"), "%s", prs_fused_error_text());
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     cr_assert_eq(prs_fused_poll_error(c.ctx, &error), 0, "%s", error.text);
     close_calls(&c);
 }
@@ -239,7 +258,7 @@ static void open_wrong_plans(uint32_t rank, struct ranks_self *self, void *user)
         {{4, 64, 64, 4, 2, .layer = 1}, PRS_MOE_PATH_ONE, "weights_transposed 0"},
         {{4, 64, 64, 4, 2, .weights_transposed = 1}, PRS_MOE_PATH_ONE, "the plan is not of a layer"},
         {{4, 64, 64, 4, 2, 128, 1, .layer = 1}, PRS_MOE_PATH_ONE, "capacity 128"},
-        {{2049, 64, 64, 4, 2, .weights_transposed = 1, .layer = 1}, PRS_MOE_PATH_ONE, "at most 4096 choices"},
+        {{8193, 64, 64, 4, 4, .weights_transposed = 1, .layer = 1}, PRS_MOE_PATH_ONE, "at most 32768 choices"},
         {{4, 64, 64, 4, 2, .weights_transposed = 1, .layer = 1}, PRS_MOE_PATH_ONE + 1, "path 3 is not known"},
     };
     struct prs_moe_plan *plan = NULL;
@@ -270,8 +289,12 @@ static void open_plans(uint32_t rank, struct ranks_self *self, void *user)
         const char *why;                         /* of rank 0 */
     } rows[] = {
         {{32, 64, 128, 64, 4, .weights_transposed = 1, .gated = 1, .layer = 1}, 0, PRS_MOE_PATH_ONE, 0, "few tokens"},
-        {{512, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_ONE, 0, "few tokens"},
-        {{513, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "4096 choices"},
+        {{4096, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1},
+         PRS_MOE_PATH_ONE,
+         PRS_MOE_PATH_ONE,
+         0,
+         "as tuning.path says"},
+        {{4097, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "32768 choices"},
         {{32, 64, 64, 64, 4, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "weights_transposed"},
         {{32, 64, 64, 64, 4, .weights_transposed = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "not of a layer"},
         {{32, 64, 64, 64, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 128, "on another rank"},
@@ -369,6 +392,8 @@ Test(moe_few_order, of_a_layer_in_one_launch, .timeout = 600)
     static const struct ranks_moe rows[] = {
         {2, 4, 136, 4, 2, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
         {2, 34, 136, 2, 1, 3, EVEN, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        /* a warp lists more than 32 choices */
+        {2, 130, 24, 4, 2, 1, EVEN, .inner = 16, .activation = PRS_ACTIVATION_SILU, .gated = 1},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }

@@ -16,7 +16,7 @@ enum { LAUNCHES = 3, BLOCK = 128, MOST = 1152 };
 enum { ROUTER = 1000, GATE_UP = 2000, DOWN = 2100, SCALES = 3000, RESIDUAL = 4000 };
 
 struct row {
-    uint32_t world, tokens, hidden, inner, experts, top_k, activation, gated, nodes; /* nodes: 0: one */
+    uint32_t world, tokens, hidden, inner, experts, top_k, activation, gated, nodes, apart; /* see check_layer() */
     bool quantised; /* the caller's tokens have scales */
     bool parts;     /* dispatch, and dispatch with a product, in place of the layer */
     bool replayed;  /* from a graph, with the number of tokens on the device */
@@ -318,9 +318,9 @@ static void check_layer(struct run *run, uint32_t rank, uint32_t l, const struct
 {
     const struct row *w = run->row;
     uint32_t count = count_of(w, l, rank);
-    double last = w->nodes > 1 ? 0x1p-7 : 0x1p-8; /* each node rounds its sum */
+    double last = w->nodes > 1 ? 0x1p-7 : 0x1p-8; /* each node rounds its sum; 0: one node */
     uint16_t *out = download(x->batch.out, (size_t)count * w->hidden * 2);
-    for (uint32_t t = rank + l; t < count; t += 3) {
+    for (uint32_t t = rank + l; t < count; t += w->apart != 0 ? w->apart : 3) { /* checked tokens */
         struct estimate sum[MOST] = {0}, one[MOST];
         for (uint32_t slot = 0; slot < w->top_k; slot++) {
             int64_t choice = choice_of(w, l, rank, t, slot);
@@ -494,13 +494,13 @@ Test(moe_fp8, layers_are_right, .timeout = 300)
 }
 
 /* As one kernel: tiles of up to 8, 16, 32 and 64 rows, several of an expert, tokens of two pieces, a last stage that
- * is half empty. */
+ * is half empty, more than 4096 choices. */
 Test(moe_fp8, layers_of_few_tokens_are_right, .timeout = 300)
 {
     static const struct row rows[] = {
         {2, 12, 256, 256, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.path = PRS_MOE_PATH_ONE}},
-        {2, 72, 128, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .quantised = true,
-         .tuning = {.path = PRS_MOE_PATH_ONE}},
+        {2, 72, 128, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .quantised = 1, .tuning = {.path = PRS_MOE_PATH_ONE}},
+        {2, 257, 128, 128, 16, 8, .quantised = 1, .apart = 67, .tuning = {.path = PRS_MOE_PATH_ONE}},
         {2, 5, 1152, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.path = PRS_MOE_PATH_ONE}},
         {3, 8, 384, 256, 6, 2, PRS_ACTIVATION_NONE, .replayed = true, .tuning = {.path = PRS_MOE_PATH_ONE}},
     };

@@ -203,7 +203,7 @@ class OneKernel(unittest.TestCase):
         first, second = (t[group.rank * local:(group.rank + 1) * local].clone() for t in matrices(True, True))
         sizes = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "inner": INNER, "linear_layout": True,
                  "group": group}
-        small, large = (perseus.moe_plan(max_tokens=n, **sizes) for n in (24, 1000))
+        small, large = (perseus.moe_plan(max_tokens=n, **sizes) for n in (24, 6000))
         self.assertEqual((small.path, large.path), ("one kernel", "kernels"))
 
         def layer(plan, x, added=added):  # recompute: else several kernels round the first product, too

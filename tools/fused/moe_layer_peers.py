@@ -14,8 +14,9 @@ same bits over poison each time. With --nodes, under softnic-run, ranks are on e
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
 of the result, `error_ratio` ours over theirs. Where our plan takes one kernel, for few tokens, "kernels" is our other
-path, --path 1; where sums return during the second product, "late" is --returns 1. They are checked like ours. JSON,
-one row each. Exit status 77 without GPUs or torch.
+path, --path 1; where it takes several, "one" is --path 2, if one kernel can take so many tokens. Where sums return
+during the second product, "late" is --returns 1. They are checked like ours. JSON, one row each. Exit status 77 without
+GPUs or torch.
 
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
 peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
@@ -38,6 +39,7 @@ from timed import Way, time_all  # noqa: E402
 SAMPLED_TOKENS = 16
 SILU, E4M3 = 4, 4  # enum prs_activation, enum prs_dtype
 KERNELS, ONE = 1, 2  # enum prs_moe_path
+MOST_CHOICES = 32768  # of all ranks, in one kernel (perseus/moe.h)
 LATE, EARLY = 1, 2  # enum prs_moe_returns
 MOST_ERROR = 1.2  # of NCCL's way
 # Of e4m3: an activation between two of its numbers may become either, because sums before it were rounded. Some in a
@@ -262,11 +264,15 @@ def measure(args, preset, count, zipf, hosts):
         others["kernels"] = {"path": KERNELS}
     elif ours.info.tuning.returns == EARLY:
         others["late"] = {"returns": LATE}
+    if not args.path and ours.info.tuning.path == KERNELS and args.nodes == 1 and args.capacity == 0 \
+            and world * count * top_k <= MOST_CHOICES:
+        others["one"] = {"path": ONE}
     if args.beside:
         others["beside"] = {"library": args.beside}
+    layers = {}
     for name, changed in others.items():
-        others[name] = open_ours(argparse.Namespace(**{**vars(args), **changed}), hosts, sizes, args.dtype, tensors)
-        ways[name] = checked(others[name])
+        layers[name] = open_ours(argparse.Namespace(**{**vars(args), **changed}), hosts, sizes, args.dtype, tensors)
+        ways[name] = checked(layers[name])
     plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
     if plain:
         ways["bf16"] = Way(plain.layer)
@@ -302,11 +308,11 @@ def measure(args, preset, count, zipf, hosts):
            "nccl_error": theirs, "error_ratio": round(error / theirs, 3), "checked_launches": own.checked,
            "differing_elements": differing, "rows_dropped": dropped, "commit": args.commit}
     right = differing == 0 and dropped == 0 and error <= limit
-    for name, layer in others.items():
+    for name, layer in layers.items():
         found, changing = slowest(ways[name].found), int(slowest(ways[name].differing))
         row |= {f"{name}_usec": round(usec[name], 1), f"{name}_error": found, f"{name}_differing": changing}
-        if name == "kernels":
-            row |= {"path": ONE, "kernels_predicted_usec": round(layer.info.predicted_us, 1)}
+        if "path" in others[name]:
+            row |= {"path": ours.info.tuning.path, f"{name}_predicted_usec": round(layer.info.predicted_us, 1)}
         right = right and changing == 0 and found <= limit
         layer.close()
     if deep_gemm:

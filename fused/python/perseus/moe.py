@@ -260,10 +260,10 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
     ranks.
 
     For few tokens a plan makes moe_layer() one kernel, where it can: linear_layout, capacity 0, one node, and at most
-    4096 choices of all ranks (world * max_tokens * top_k). plan.path says whether it does. That follows from max_tokens
-    alone, which all ranks know, and not from the tokens of a call. So a server opens a plan for each size of its
-    batches, as 8, 64 and 2048, then freezes the group; from then on moe_plan() is local and returns the plan with the
-    least max_tokens that is enough. Plans share most of their memory.
+    32768 choices of all ranks (world * max_tokens * top_k). plan.path says whether it does. This follows from
+    max_tokens alone, which all ranks know, and not from the tokens of a call. So a server opens a plan for each size of
+    its batches, as 8, 64 and 2048, then freezes the group; from then on moe_plan() is local and returns the plan with
+    the least max_tokens that is enough. Plans share most of their memory.
 
     max_tokens: the most of any rank. experts: of all ranks. capacity: rows on this rank, a multiple of 128; 0: as many
     as can ever arrive, so that nothing is dropped. inner: for moe_layer(), the columns between its products; activation

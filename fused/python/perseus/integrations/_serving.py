@@ -11,13 +11,14 @@ from .._registry import GroupLike, find
 from ..moe import DTYPES, MoePlan, moe_layer, moe_plan
 from ..moe_scaled import moe_scaled_layer
 
-FEW_CHOICES = 4096  # of all ranks: up to so many moe_plan() may take one kernel
+# Of all ranks. A plan for so few reads fewer choices than one for 512 tokens a rank, and its tiles fit their rows.
+FEW_CHOICES = 4096
 _bf16, _e4m3 = DTYPES
 
 
 def sizes_of(max_tokens: int, choices: int, wanted: Iterable[int] = ()) -> list[int]:
     """The max_tokens of the plans to open, the largest first, since then they share memory. choices: of all ranks, if
-    each had one token. wanted: what the operator asks for; else 8, the most of one kernel, and 512."""
+    each had one token. wanted: what the operator asks for; else 8, those of FEW_CHOICES, and 512."""
     sizes = sorted({max_tokens, *(n for n in (tuple(wanted) or (8, FEW_CHOICES // choices, 512)) if n < max_tokens)})
     if sizes[0] < 1:
         raise ValueError(f"perseus: plans for {sizes} tokens: at least 1 each")
