@@ -105,8 +105,8 @@ PRS_DEVICE void mask_block(const struct prs_backward_args &args, const struct pr
 }
 
 /* Turns scores into P, and dP into dS, as operands. One loop does both: exponentials keep one unit of an SM busy, the
- * rest another one. After some elements the warp meets: else the compiler loads all terms first, and spills. Of a capped
- * score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2. */
+ * rest another one. After some elements the warp meets: else the compiler loads all terms first, and spills. Of a
+ * capped score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2. */
 template <class E>
 PRS_DEVICE void form_gradients(const struct prs_backward_args &args, const struct attention_memory &m,
                                struct backward_state<E> *x)
