@@ -90,7 +90,7 @@ PRS_DEVICE struct prs_attention_step step_of(const struct prs_backward_args &arg
     return step_of(args.stream, w);
 }
 
-/* One thread calls it, for one of the two tensors of a block. order: the position of the slice. */
+/* Where rows of one of the two tensors of the stream lie. order: the position of their slice. */
 template <class E, int KIND>
 PRS_DEVICE struct attention_coordinate coordinate_in_stream(const struct prs_backward_args &args,
                                                             const struct prs_attention_task &t, uint32_t order,
