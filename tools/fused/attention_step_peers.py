@@ -181,7 +181,8 @@ def one_gpu_ways(flash3_file, tensors, world, parts, causal):
     ways = {name: OneGpu(call, tensors, world, parts, causal) for name, call in calls.items()}
     if flash3_file:
         for have, want in zip(ways["flash3"].both(), ways["cudnn"].both()):
-            off = float((have.float() - want.float()).norm() / want.float().norm())
+            have, want = have.detach().float(), want.detach().float()
+            off = float((have - want).norm() / want.norm())
             if not off < 0.02:
                 raise RuntimeError(f"FlashAttention-3 is {off} from cuDNN")
     return ways
