@@ -479,6 +479,10 @@ def rank_main(claim):
     group = perseus.init(timeout_ms=3000 if lost else 60000)
     torch.manual_seed(1 + rank)
     found, ok = claim(group)
+    if not lost:  # a claim holds if it holds on all ranks; what one of the others found is shown
+        every = [None] * group.world
+        dist.all_gather_object(every, (ok, found))
+        ok, found = next((e for e in every if not e[0]), every[0])
     if rank == 0:
         print(json.dumps({"claim": claim.__name__, "ok": ok, **found}), flush=True)
     if lost:
