@@ -147,40 +147,62 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
 }
 
 /* ---- dq of a block, over the 128 keys of both warpgroups. Each computes 64 rows and 64 columns: half of the columns,
- * or, with head_dim 64, half of the rows ---- */
-/* Named barriers; number 0 is that of __syncthreads(). GRADIENTS: both warpgroups have written dS of a block.
- * FIRST_READ, and the number after it: warpgroup 0, and warpgroup 1, has read it. */
-enum { GRADIENTS_BARRIER = 1, FIRST_READ_BARRIER = 2 };
+ * or, with head_dim 64, half of the rows.
+ *
+ * A warpgroup writes dS into a slot of its own, and both read it. Warpgroup 1 multiplies dS of the block that it has
+ * just formed; warpgroup 0 too, or, E::behind, that of the block before. Then neither waits for the other in each step:
+ * one forms dS while the tensor cores work for the other. ---- */
+/* Named barriers; number 0 is that of __syncthreads(). Of each slot: WRITTEN: its owner has written dS. READ: the other
+ * warpgroup has read it. */
+enum { WRITTEN_BARRIER = 1, READ_BARRIER = 4 };
+
+/* The slot in which warpgroup `half` writes dS of block number `step`. */
+template <class E> PRS_DEVICE uint32_t gradients_slot(uint32_t half, uint32_t step)
+{
+    return half == 0 ? step % (1 + E::behind) : 1 + E::behind;
+}
 
 /* Writes dS where both warpgroups read it: rows of keys, with the swizzle of an operand. */
 template <class E> PRS_DEVICE void store_gradients(const struct attention_memory &m, const struct backward_state<E> *x)
 {
     uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    uint32_t to = smem_address(m.base) + E::at_gradients + (x->half * 64 + row) * PRS_STAGE_ROW;
-    constexpr int across = PRS_BACKWARD_TILE * PRS_STAGE_ROW; /* from 64 queries to the next */
-    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of the block before has been read: delete */
-    if (x->step != 0)
-        barrier_sync(FIRST_READ_BARRIER + (x->half ^ 1), 128 * E::warpgroups);
+    uint32_t slot = gradients_slot<E>(x->half, x->step);
+    uint32_t to = smem_address(m.base) + E::at_gradients + slot * E::gradients_bytes + row * PRS_STAGE_ROW;
+    constexpr int across = 64 * PRS_STAGE_ROW; /* from 64 queries to the next */
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) what the slot had has been read: delete */
+    if (x->step >= (x->half == 0 ? 1 + E::behind : 1 - E::behind))
+        barrier_sync(READ_BARRIER + slot, 128 * E::warpgroups);
 #pragma unroll
     for (int i = 0; i < E::block / 8; i += 2)
         store_matrix_x4(to + i / 8 * across + ((i % 8 + lane / 16) ^ row % 8) * 16, x->g[2 * i], x->g[2 * i + 1],
                         x->g[2 * i + 2], x->g[2 * i + 3]);
 }
 
-/* Issues query = dS x keys. */
-template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &m, struct backward_state<E> *x)
+/* Issues query = dS x keys, of block number `step`, when the other warpgroup has written its dS. Without `given` there
+ * is no such block: it multiplies what the slots have, and nobody uses the result. Products that are not always issued
+ * would be serialised (C7520). */
+template <class E>
+PRS_DEVICE void issue_queries(const struct attention_memory &m, struct backward_state<E> *x, uint32_t step, bool given)
 {
     typedef element<E::type> in;
     constexpr int down = in::product_k * PRS_STAGE_ROW, each = 64 / in::product_k;
-    uint32_t base = smem_address(m.base), half = same_in_warp(x->half);
-    uint32_t rows = E::head_dim == 64 ? half * (PRS_BACKWARD_TILE * PRS_STAGE_ROW) : 0;
+    uint32_t base = smem_address(m.base), half = same_in_warp(x->half), number = same_in_warp(step);
+    uint32_t rows = E::head_dim == 64 ? half * (64 * PRS_STAGE_ROW) : 0;
     uint32_t columns = E::head_dim == 128 ? half * (64 * PRS_STAGE_ROW) : 0;
-    uint64_t a = matrix_descriptor(base + E::at_gradients + rows, 16);
     uint64_t b = matrix_descriptor(base + E::at_q + columns, 16);
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
+    if (given)
+        barrier_sync(WRITTEN_BARRIER + gradients_slot<E>(half ^ 1, number), 128 * E::warpgroups);
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < PRS_BACKWARD_TILE / (int)in::product_k; i++)
-        in::multiply_outer(x->query, a + i * (down / 16), b + (i / each * E::rows_bytes + i % each * down) / 16,
-                           i != 0);
+    for (int of = 0; of < E::warpgroups; of++) {
+        uint32_t slot = gradients_slot<E>(of, number);
+        uint64_t a = matrix_descriptor(base + E::at_gradients + slot * E::gradients_bytes + rows, 16);
+#pragma unroll
+        for (int i = 0; i < each; i++)
+            in::multiply_outer(x->query, a + i * (down / 16), b + (of * E::rows_bytes + i * down) / 16,
+                               of != 0 || i != 0);
+    }
     wgmma_commit();
 }
 
@@ -207,9 +229,10 @@ PRS_DEVICE void give_queries(const struct attention_memory &m, const struct back
  * the compiler would serialise all products (warnings C7513 and C7515). */
 template <class E>
 PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
-                          const struct prs_attention_task &t, struct backward_state<E> *x)
+                          const struct prs_attention_task &t, bool first, struct backward_state<E> *x)
 {
     uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base), step;
+    bool given; /* whether there is a block whose dq this warpgroup computes */
     struct prs_attention_step block = read_step(m, stage);
     bool more = (block.flags & PRS_STEP_LAST) == 0;
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) scores and dP are complete: delete */
@@ -224,26 +247,47 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     wgmma_fence();
     issue_sum<E>(x->dv, x->p, base + E::at_v + stage * E::block_bytes);
     fence_async_shared(); /* dS; it waits for the stores, and dv is computed meanwhile */
-    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
-    barrier_sync(GRADIENTS_BARRIER, 128 * E::warpgroups);
-    wgmma_fence();
-    issue_queries<E>(m, x);
-    issue_sum<E>(x->dk, x->g, base + E::at_k + stage * E::block_bytes);
-    wgmma_wait<1>(); /* dk */
+    barrier_arrive(WRITTEN_BARRIER + gradients_slot<E>(x->half, x->step), 128 * E::warpgroups);
+    step = x->half == 0 ? x->step - E::behind : x->step;
+    given = E::behind == 0 || x->half != 0 || !first;
+    if (E::behind != 0) /* this order is faster with head_dim 64, the other one with 128 */
+        issue_sum<E>(x->dk, x->g, base + E::at_k + stage * E::block_bytes);
+    issue_queries<E>(m, x, step, given);
+    if (E::behind == 0)
+        issue_sum<E>(x->dk, x->g, base + E::at_k + stage * E::block_bytes);
+    wgmma_wait<1>();
+    x->step++; /* before the branch: else products of striped attention are serialised (C7515) */
+    if (E::behind != 0) {
+        release_stage<E>(m, stage);
+        wgmma_wait<0>();
+    }
     registers_pin(x->query);
-    barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
-    step = x->step++; /* before the branch: else products of striped attention are serialised (C7515) */
-    if (!more && threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
-        for (int half = 0; half < E::warpgroups; half++)
-            mbarrier_arrive(&m.q_empty[half]);
-    give_queries<E>(m, x, step);
-    /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
-    wgmma_wait<0>();
-    release_stage<E>(m, stage);
+    barrier_arrive(READ_BARRIER + gradients_slot<E>(x->half ^ 1, step), 128 * E::warpgroups);
+    if (given)
+        give_queries<E>(m, x, step);
+    if (E::behind == 0) {
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
+        wgmma_wait<0>();
+        release_stage<E>(m, stage);
+    }
     if (!more)
         return false;
     issue_block<E>(m, x);
     return true;
+}
+
+/* What is left of dq after the last block of a task. */
+template <class E> PRS_DEVICE void end_queries(const struct attention_memory &m, struct backward_state<E> *x)
+{
+    if (E::behind != 0 && x->half == 0) {
+        issue_queries<E>(m, x, x->step - 1, true);
+        wgmma_wait<0>();
+        registers_pin(x->query);
+        give_queries<E>(m, x, x->step - 1);
+    }
+    if (threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
+        for (int half = 0; half < E::warpgroups; half++)
+            mbarrier_arrive(&m.q_empty[half]);
 }
 
 /* Writes a result of a task from registers. first: row of this warp's first row in the segment. */
@@ -278,10 +322,12 @@ PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct atte
         x->dk[i] = x->dv[i] = 0;
     registers_pin(x->dk);
     registers_pin(x->dv);
-    mbarrier_wait(&m.q_full[x->half], turn & 1);
+    for (int half = 0; half < E::warpgroups; half++)
+        mbarrier_wait(&m.q_full[half], turn & 1);
     issue_block<E>(m, x);
-    while (sum_block<E>(args, m, piece.task, x)) {
-    }
+    for (bool first = true; sum_block<E>(args, m, piece.task, first, x);)
+        first = false;
+    end_queries<E>(m, x);
     registers_pin(x->dk);
     registers_pin(x->dv);
 }

@@ -30,8 +30,12 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes;
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
     static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
-    static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
-    static constexpr int sum_bytes = PRS_BACKWARD_BLOCK / 2 * sizeof(float);                 /* half of dq of a block */
+    static constexpr int gradients_bytes = 64 * block * element<TYPE>::bytes; /* dS of a block and a warpgroup */
+    /* By how many blocks warpgroup 0 computes dq later than dk and dv (core.cuh). Head_dim 128 has no room for it. */
+    static constexpr int behind = HEAD_DIM == 64 ? 1 : 0;
+    static constexpr int gradients_slots =
+        2 + behind; /* where dS waits: 1 + behind of warpgroup 0, one of warpgroup 1 */
+    static constexpr int sum_bytes = PRS_BACKWARD_BLOCK / 2 * sizeof(float); /* half of dq of a block */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 40;
     static constexpr int consumer_registers = 232;
@@ -44,7 +48,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
     static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
     static constexpr int at_gradients = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
-    static constexpr int at_sums = at_gradients + gradients_bytes;
+    static constexpr int at_sums = at_gradients + gradients_slots * gradients_bytes;
     static constexpr int at_terms = at_sums + adds * warpgroups * sum_bytes;
     static constexpr int at_barriers = at_terms + PRS_ATTENTION_STAGES * terms_bytes;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
