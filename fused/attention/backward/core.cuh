@@ -153,7 +153,8 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
  * just formed; warpgroup 0 too, or, E::behind, that of the block before. Then neither waits for the other in each step:
  * one forms dS while the tensor cores work for the other. ---- */
 /* Named barriers; number 0 is that of __syncthreads(). Of each slot: WRITTEN: its owner has written dS. READ: the other
- * warpgroup has read it. */
+ * warpgroup has read it. With E::behind, warpgroup 0 reads once more in a task, but says it as often as it is asked: in
+ * each step, and not at the end of a task. */
 enum { WRITTEN_BARRIER = 1, READ_BARRIER = 4 };
 
 /* The slot in which warpgroup `half` writes dS of block number `step`. */
@@ -322,7 +323,7 @@ PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct atte
         x->dk[i] = x->dv[i] = 0;
     registers_pin(x->dk);
     registers_pin(x->dv);
-    for (int half = 0; half < E::warpgroups; half++)
+    for (int half = 0; half < E::warpgroups; half++) /* the first product of issue_queries() may read both */
         mbarrier_wait(&m.q_full[half], turn & 1);
     issue_block<E>(m, x);
     for (bool first = true; sum_block<E>(args, m, piece.task, first, x);)

@@ -33,8 +33,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int gradients_bytes = 64 * block * element<TYPE>::bytes; /* dS of a block and a warpgroup */
     /* By how many blocks warpgroup 0 computes dq later than dk and dv (core.cuh). Head_dim 128 has no room for it. */
     static constexpr int behind = HEAD_DIM == 64 ? 1 : 0;
-    static constexpr int gradients_slots =
-        2 + behind; /* where dS waits: 1 + behind of warpgroup 0, one of warpgroup 1 */
+    static constexpr int gradients_slots = 2 + behind; /* for dS: 1 + behind of warpgroup 0, one of warpgroup 1 */
     static constexpr int sum_bytes = PRS_BACKWARD_BLOCK / 2 * sizeof(float); /* half of dq of a block */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 40;
