@@ -153,8 +153,8 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
  * just formed; warpgroup 0 too, or, E::behind, that of the block before. Then neither waits for the other in each step:
  * one forms dS while the tensor cores work for the other. ---- */
 /* Named barriers; number 0 is that of __syncthreads(). Of each slot: WRITTEN: its owner has written dS. READ: the other
- * warpgroup has read it. With E::behind, warpgroup 0 reads once more in a task, but says it as often as it is asked: in
- * each step, and not at the end of a task. */
+ * warpgroup has read it. With E::behind, warpgroup 0 has one product more in a task than there are blocks. Warpgroup 1
+ * waits once for each block, so warpgroup 0 does not arrive after the last product. */
 enum { WRITTEN_BARRIER = 1, READ_BARRIER = 4 };
 
 /* The slot in which warpgroup `half` writes dS of block number `step`. */
