@@ -4,7 +4,7 @@
 
 #include "fused/attention/kernels.h"
 #include "fused/attention/lay.cuh"
-#include "fused/attention/parts.cuh"
+#include "fused/attention/prepare.cuh"
 #include "fused/core/begin_copies.cuh"
 #include "fused/core/load.h"
 #include "fused/core/plan_switch.cuh"
@@ -50,7 +50,7 @@ static int load(void)
 {
     int r = launch_load(switch_plan);
     r = r ? r : launch_load(begin_copies);
-    r = r ? r : launch_load(find_parts);
+    r = r ? r : launch_load(prepare_stripes);
     r = r ? r : launch_load(lay_pieces);
     for (const struct instance &i : instances)
         r = r ? r : launch_load(i.fn);
@@ -92,10 +92,10 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
 }
 
-extern "C" int prs_attention_kernel_find_parts(const struct prs_find_parts_args *args, cudaStream_t stream)
+extern "C" int prs_attention_kernel_prepare_stripes(const struct prs_prepare_args *args, cudaStream_t stream)
 {
-    return launch_kernel(find_parts, &find_parts_shape, prs_ceil_div(args->positions, FIND_PARTS_THREADS), stream,
-                         *args);
+    uint32_t ctas = ctas_for_parts(args) + (args->assigned ? args->world : 0);
+    return ctas != 0 ? launch_kernel(prepare_stripes, &prepare_shape, ctas, stream, *args) : 0;
 }
 
 extern "C" int prs_attention_kernel_lay(const struct prs_lay_args *args, cudaStream_t stream)

@@ -27,17 +27,20 @@ int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 /* Prepares the kernel on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);
 
-/* What finds the sequence of each position of packed sequences. */
-struct prs_find_parts_args {
+/* What a striped launch needs in addition (prepare.cuh): the sequence of each position of packed sequences, and tables
+ * of the stripes of each rank. */
+struct prs_prepare_args {
     struct prs_sync sync;
-    const int32_t *bounds; /* [sequences + 1], as operands.cu_seqlens */
+    const int32_t *bounds;    /* [sequences + 1], as operands.cu_seqlens; NULL: not packed */
+    const uint32_t *assigned; /* [stripes], as operands.stripe_ranks; NULL: zigzag */
     struct prs_span *parts;
-    uint32_t sequences, positions, rank;
+    uint32_t *stripe_of, *how_many; /* as in struct prs_attention_stripes */
+    uint32_t sequences, positions, stripes, world, rank;
 };
 
-/* Striped attention, before a launch: enqueues the kernel that finds the parts. It reports bounds that decrease, or are
- * outside of the positions. 0 or -EIO. */
-int prs_attention_kernel_find_parts(const struct prs_find_parts_args *args, cudaStream_t stream);
+/* Striped attention, before a launch: enqueues that kernel, if there is something to prepare. It reports bounds that
+ * decrease or are outside of the positions, and ranks with too many or too few stripes. 0 or -EIO. */
+int prs_attention_kernel_prepare_stripes(const struct prs_prepare_args *args, cudaStream_t stream);
 
 /* Before a launch that is smaller than its plan: enqueues the kernel that writes its pieces. 0 or -EIO. */
 int prs_attention_kernel_lay(const struct prs_lay_args *args, cudaStream_t stream);

@@ -37,7 +37,7 @@ struct prs_attention_plan {
     struct prs_attention_kernel kernel;
     struct prs_attention_args args;  /* arguments of the kernel, except those that differ from launch to launch */
     const void *k, *v;               /* of the launch that is being enqueued */
-    struct prs_find_parts_args find; /* the same; packed sequences */
+    struct prs_prepare_args prepare; /* the same; striped attention */
     struct prs_attention_tuning wanted;
     /* Sizes: args and, of smaller launches, lay are those of launches of this shape. batch 0: of none. */
     struct prs_attention_shape now;
@@ -111,8 +111,8 @@ static struct pieces pieces_at(const struct prs_attention_plan *p, uint8_t *at)
 }
 
 /* Takes one piece of memory for the pieces of a launch of the plan's size and of a smaller one, claims, the parts'
- * counters, finished groups, and the sequence of each position; and memory that plans share, for partial results of
- * parts. */
+ * counters, finished groups, and what is prepared before a striped launch; and memory that plans share, for partial
+ * results of parts. */
 static int open_own(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
@@ -123,8 +123,8 @@ static int open_own(struct prs_attention_plan *p)
         most_parts(p) * prs_attention_partial(s->tile_rows, prs_attention_value_dim(&p->shape)) * sizeof(float);
     size_t at_claims = 2 * pieces;
     size_t at_counters = at_claims + sizeof(*a->claims), at_finished = at_counters + counters;
-    size_t at_sequences = (at_finished + 3 * groups + 127) / 128 * 128;
-    size_t all = at_sequences + prs_attention_parts_bytes(&p->shape);
+    size_t at_prepared = (at_finished + 3 * groups + 127) / 128 * 128;
+    size_t all = at_prepared + prs_attention_prepared_bytes(&p->shape, s->place.world);
     int r = prs_plan_local(&p->base, all, all);
     uint8_t *own = p->base.own.at;
     if (r == 0 && partial != 0)
@@ -137,8 +137,7 @@ static int open_own(struct prs_attention_plan *p)
     a->parts_done = (uint32_t *)(own + at_counters);
     a->claims = (struct prs_attention_claims *)(own + at_claims);
     a->finished = (uint32_t *)(own + at_finished);
-    p->find.parts = p->shape.packed != 0 ? (struct prs_span *)(own + at_sequences) : NULL;
-    a->stripes.parts = p->find.parts;
+    prs_attention_place_prepared(&p->shape, s->place.world, own + at_prepared, &p->prepare);
     return 0;
 }
 
@@ -243,7 +242,6 @@ static int take_size(struct prs_attention_plan *p, const struct prs_attention_sh
         return 0;
     p->now = *launch;
     a->schedule = whole ? p->most : prs_attention_smaller(&p->most, launch->stripe != 0, launch->batch, rows);
-    a->stripes.positions = launch->seq;
     a->pieces_count = p->most_pieces;
     if (!whole)
         r = prepare_smaller(p, &a->schedule, launch);
@@ -436,10 +434,9 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
     return prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
 }
 
-static int find_parts(struct prs_plan *base, cudaStream_t stream)
+static int prepare_stripes(struct prs_plan *base, cudaStream_t stream)
 {
-    struct prs_attention_plan *p = self(base);
-    return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
+    return prs_attention_kernel_prepare_stripes(&self(base)->prepare, stream);
 }
 
 static int lay_pieces(struct prs_plan *base, cudaStream_t stream)
@@ -448,7 +445,7 @@ static int lay_pieces(struct prs_plan *base, cudaStream_t stream)
     return !prs_attention_same_size(&p->now, &p->shape) ? prs_attention_kernel_lay(&p->lay, stream) : 0;
 }
 
-static prs_launch_step_fn *const forward_steps[] = {find_parts, lay_pieces, launch_kernel, NULL};
+static prs_launch_step_fn *const forward_steps[] = {prepare_stripes, lay_pieces, launch_kernel, NULL};
 
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 {
@@ -528,11 +525,12 @@ static int check_operands(const struct prs_attention_operands *x)
 int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attention_operands *x,
                          struct CUstream_st *stream)
 {
+    struct prs_striped_operands striped = {x->cu_seqlens, x->sequences, x->stripe_ranks, x->sinks};
     struct prs_attention_shape launch;
     double scale;
     int before, r = check_operands(x);
     if (!r)
-        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
+        r = prs_attention_check_striped(&p->shape, &striped);
     if (!r)
         r = prs_attention_tuning_launch(&p->shape, &p->base.ctx->place, x->batch, x->seq, &launch);
     if (!r)
@@ -544,8 +542,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->args.out = x->out;
     p->args.lse = x->lse;
     p->args.sinks = x->sinks;
-    p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  launch.seq,    p->base.ctx->config.rank};
+    prs_attention_take_striped(&launch, &p->base, &striped, &p->prepare, &p->args.stripes);
     p->k = x->k, p->v = x->v;
     take_scale(p, &launch, scale);
     r = take_size(p, &launch);

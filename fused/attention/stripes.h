@@ -3,9 +3,10 @@
  * host and the tests.
  *
  * The sequence is cut into stripes of equal length, which are dealt to the ranks in zigzag: to ranks 0 ... W - 1, then
- * to W - 1 ... 0, and so on. The deal does not depend on where sequences begin. So it needs no table and no exchange,
- * and a graph may be replayed with sequences of other lengths. Each sequence much longer than 2 W stripes is divided
- * evenly. Shorter ones are not, but each of them has little work.
+ * to W - 1 ... 0, and so on. This does not depend on where sequences begin, so it needs no table. Each sequence much
+ * longer than 2 W stripes is divided evenly. Shorter ones are not, but each of them has little work. A launch may
+ * instead say which rank has which stripe (assign.c chooses ranks so that little travels). Then these functions read
+ * two tables, which a kernel before the launch writes (prepare.cuh). Each rank has equally many stripes.
  *
  * A query and a key meet if the query attends to the key. A query at position p meets the positions of one span: its
  * own sequence, cut by the causal mask and by the window. The span contains p, and of two queries the later one has a
@@ -29,37 +30,53 @@ struct prs_attention_stripes {
     uint32_t before, after;       /* a row meets at most so many positions before it, and after it */
     const struct prs_span *parts; /* [position]: its sequence; NULL: there is only one sequence */
     uint32_t positions;           /* of the launch */
+    /* NULL: zigzag. Otherwise, with s stripes: */
+    const uint32_t *stripe_of; /* [s / world][world]: a rank's stripes in ascending order */
+    const uint32_t *how_many;  /* [s + 1][world]: how many stripes before this one the rank has */
 };
 
-/* Which stripe of the sequence a rank's stripe `number` is; below, its first position. */
-PRS_SHARED uint32_t prs_stripe_of(uint32_t world, uint32_t rank, uint32_t number)
+/* Zigzag: which stripe of the sequence a rank's stripe `number` is, and the rank that has a stripe. */
+PRS_SHARED uint32_t prs_stripe_zigzag(uint32_t world, uint32_t rank, uint32_t number)
 {
     return number / 2 * 2 * world + (number % 2 != 0 ? 2 * world - 1 - rank : rank);
 }
 
+PRS_SHARED uint32_t prs_stripe_zigzag_rank(uint32_t world, uint32_t stripe)
+{
+    uint32_t at = stripe % (2 * world);
+    return at < world ? at : 2 * world - 1 - at;
+}
+
+/* The first position of a rank's stripe `number`. */
 PRS_SHARED uint32_t prs_stripe_position(const struct prs_attention_stripes *x, uint32_t world, uint32_t rank,
                                         uint32_t number)
 {
-    return prs_stripe_of(world, rank, number) << x->log_rows;
+    uint32_t stripe = x->stripe_of ? x->stripe_of[number * world + rank] : prs_stripe_zigzag(world, rank, number);
+    return stripe << x->log_rows;
 }
 
 /* How many rows of a rank's slice have positions before `position`. */
 PRS_SHARED uint32_t prs_stripe_rows_before(const struct prs_attention_stripes *x, uint32_t world, uint32_t rank,
                                            uint32_t position)
 {
-    uint32_t stripe = position >> x->log_rows, at = stripe % (2 * world), back = 2 * world - 1 - rank;
-    uint32_t number = stripe / (2 * world) * 2 + (at > rank ? 1 : 0) + (at > back ? 1 : 0);
-    uint32_t within = at == rank || at == back ? position & ((1u << x->log_rows) - 1) : 0;
+    uint32_t stripe = position >> x->log_rows, within = position & ((1u << x->log_rows) - 1);
+    uint32_t at = stripe % (2 * world), back = 2 * world - 1 - rank, number;
+    if (x->how_many) {
+        const uint32_t *before = x->how_many + stripe * world + rank;
+        number = before[0];
+        /* MUTANT(model stripes) rows of a stripe that the rank has: s/before.world. == number/true/ */
+        if (within != 0 && before[world] == number)
+            within = 0;
+    } else {
+        number = stripe / (2 * world) * 2 + (at > rank ? 1 : 0) + (at > back ? 1 : 0);
+        within = at == rank || at == back ? within : 0;
+    }
     return (number << x->log_rows) + within;
 }
 
 /* `position`'s sequence, cut to at most `before` positions before it and `after` positions after it. */
-PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x, uint32_t position, uint32_t before,
-                                          uint32_t after)
+PRS_SHARED struct prs_span prs_stripe_cut_part(struct prs_span s, uint32_t position, uint32_t before, uint32_t after)
 {
-    struct prs_span s = {0, x->positions};
-    if (x->parts)
-        s = x->parts[position];
     /* MUTANT(model stripes) a window ends: s/position - s.from > before/0/ */
     if (position - s.from > before)
         s.from = position - before;
@@ -67,6 +84,13 @@ PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x,
     if (s.to - 1 - position > after)
         s.to = position + 1 + after;
     return s;
+}
+
+PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x, uint32_t position, uint32_t before,
+                                          uint32_t after)
+{
+    struct prs_span all = {0, x->positions};
+    return prs_stripe_cut_part(x->parts ? x->parts[position] : all, position, before, after);
 }
 
 PRS_SHARED struct prs_span prs_stripe_meets(const struct prs_attention_stripes *x, uint32_t position)

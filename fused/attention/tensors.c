@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "fused/attention/assign.h"
 #include "fused/attention/tuning.h"
 #include "fused/core/tensor_map.h"
 #include "transport/util/error.h"
@@ -65,23 +66,64 @@ void prs_attention_score_terms(struct prs_plan *p, const struct prs_attention_sh
     prs_plan_term(p, "soft_cap", cap);
 }
 
-uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape)
+static uint64_t parts_bytes(const struct prs_attention_shape *shape)
 {
     return shape->packed != 0 ? shape->seq * sizeof(struct prs_span) : 0;
 }
 
-int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
-                                const float *sinks)
+uint64_t prs_attention_prepared_bytes(const struct prs_attention_shape *shape, uint32_t world)
+{
+    uint64_t stripes = shape->stripe != 0 ? shape->seq / shape->stripe : 0;
+    return stripes != 0 ? parts_bytes(shape) + (stripes + (stripes + 1) * world) * sizeof(uint32_t) : 0;
+}
+
+void prs_attention_place_prepared(const struct prs_attention_shape *shape, uint32_t world, uint8_t *memory,
+                                  struct prs_prepare_args *x)
+{
+    if (shape->stripe == 0)
+        return;
+    x->world = world;
+    x->parts = (struct prs_span *)memory;
+    x->stripe_of = (uint32_t *)(memory + parts_bytes(shape));
+    x->how_many = x->stripe_of + shape->seq / shape->stripe;
+}
+
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const struct prs_striped_operands *x)
 {
     bool packed = shape->packed != 0;
-    if (packed != (cu_seqlens != NULL) || packed != (sequences != 0) || (uintptr_t)cu_seqlens % 4 != 0)
-        return prs_fail(
-            -EINVAL, "attention: cu_seqlens %p of %u sequences: a launch of a plan %s", (const void *)cu_seqlens,
-            sequences, packed ? "of packed sequences needs them, 4-byte aligned" : "without packed sequences has none");
-    if (sinks && (shape->stripe == 0 || (uintptr_t)sinks % 4 != 0))
-        return prs_fail(-EINVAL, "attention: sinks %p: want a plan with stripes (this one: %u), and 4-byte alignment",
-                        (const void *)sinks, shape->stripe);
+    const struct {
+        const char *name;
+        const void *at;
+    } striped[] = {{"sinks", x->sinks}, {"stripe_ranks", x->stripe_ranks}};
+    if (packed != (x->cu_seqlens != NULL) || packed != (x->sequences != 0) || (uintptr_t)x->cu_seqlens % 4 != 0)
+        return prs_fail(-EINVAL, "attention: cu_seqlens %p of %u sequences: a launch of a plan %s",
+                        (const void *)x->cu_seqlens, x->sequences,
+                        packed ? "of packed sequences needs them, 4-byte aligned"
+                               : "without packed sequences has none");
+    for (size_t i = 0; i < sizeof(striped) / sizeof(*striped); i++)
+        if (striped[i].at && (shape->stripe == 0 || (uintptr_t)striped[i].at % 4 != 0))
+            return prs_fail(-EINVAL, "attention: %s %p: want a plan with stripes (this one: %u), and 4-byte alignment",
+                            striped[i].name, striped[i].at, shape->stripe);
     return 0;
+}
+
+void prs_attention_take_striped(const struct prs_attention_shape *launch, const struct prs_plan *p,
+                                const struct prs_striped_operands *x, struct prs_prepare_args *prepare,
+                                struct prs_attention_stripes *stripes)
+{
+    if (launch->stripe == 0)
+        return;
+    prepare->sync = *p->sync;
+    prepare->bounds = x->cu_seqlens;
+    prepare->assigned = x->stripe_ranks;
+    prepare->sequences = x->sequences;
+    prepare->positions = launch->seq;
+    prepare->stripes = launch->seq / launch->stripe;
+    prepare->rank = p->ctx->config.rank;
+    stripes->positions = launch->seq;
+    stripes->parts = x->cu_seqlens ? prepare->parts : NULL;
+    stripes->stripe_of = x->stripe_ranks ? prepare->stripe_of : NULL;
+    stripes->how_many = x->stripe_ranks ? prepare->how_many : NULL;
 }
 
 int prs_attention_positions(const struct prs_attention_shape *shape, uint32_t rank, uint32_t world, uint32_t *positions)
@@ -96,12 +138,68 @@ int prs_attention_positions(const struct prs_attention_shape *shape, uint32_t ra
     in_segment = shape->stripe != 0 ? shape->stripe : rows / segments;
     for (uint32_t row = 0; row < rows; row++) {
         uint32_t segment = row / in_segment;
-        uint32_t chunk = shape->stripe != 0 ? prs_stripe_of(world, rank, segment)
+        uint32_t chunk = shape->stripe != 0 ? prs_stripe_zigzag(world, rank, segment)
                          : segment == 0     ? rank
                                             : 2 * world - 1 - rank;
         positions[row] = chunk * in_segment + row % in_segment;
     }
     return 0;
+}
+
+static int check_bounds(const int32_t *bounds, uint32_t sequences, uint32_t positions)
+{
+    for (uint32_t i = 0; bounds && i <= sequences; i++)
+        if (bounds[i] < (i == 0 ? 0 : bounds[i - 1]) || bounds[i] > (int32_t)positions)
+            return prs_fail(-EINVAL, "attention: cu_seqlens[%u] is %d: want numbers that do not decrease, 0 to %u", i,
+                            bounds[i], positions);
+    return 0;
+}
+
+/* Checks a shape for which stripes are assigned. */
+static int check_shape(const struct prs_attention_shape *shape, uint32_t world, const uint32_t *ranks)
+{
+    int r = world == 0 || !ranks
+                ? prs_fail(-EINVAL, "attention: stripe_ranks %p of %u ranks", (const void *)ranks, world)
+                : prs_attention_tuning_check(shape, world);
+    if (r == 0 && shape->stripe == 0)
+        r = prs_fail(-EINVAL, "attention: stripe 0: only stripes are assigned to ranks");
+    return r;
+}
+
+int prs_attention_assign_stripes(const struct prs_attention_shape *shape, uint32_t world, const int32_t *cu_seqlens,
+                                 uint32_t sequences, uint32_t *stripe_ranks)
+{
+    struct prs_striped_operands operands = {cu_seqlens, sequences, stripe_ranks, NULL};
+    struct prs_attention_args far = {.scale = 0};
+    struct prs_packing x;
+    int r = check_shape(shape, world, stripe_ranks);
+    if (!r)
+        r = prs_attention_check_striped(shape, &operands);
+    if (!r)
+        r = check_bounds(cu_seqlens, sequences, shape->seq);
+    if (r)
+        return r;
+    prs_attention_set_stripes(shape, &far);
+    x = (struct prs_packing){cu_seqlens, sequences, shape->seq, far.stripes.before, far.stripes.after};
+    return prs_stripe_assign(&x, shape->stripe, world, stripe_ranks);
+}
+
+int prs_attention_assigned_positions(const struct prs_attention_shape *shape, const uint32_t *stripe_ranks,
+                                     uint32_t rank, uint32_t world, uint32_t *positions)
+{
+    uint32_t row = 0, rows;
+    int r = check_shape(shape, world, stripe_ranks);
+    if (r == 0 && (rank >= world || !positions))
+        r = prs_fail(-EINVAL, "attention: positions %p of rank %u of %u", (void *)positions, rank, world);
+    if (r)
+        return r;
+    rows = shape->seq / world;
+    for (uint32_t at = 0; at < shape->seq && row <= rows; at++)
+        if (stripe_ranks[at / shape->stripe] == rank && row++ < rows)
+            positions[row - 1] = at;
+    return row == rows ? 0
+                       : prs_fail(-EINVAL, "attention: stripe_ranks gives rank %u %s than %u stripes", rank,
+                                  row < rows ? "less" : "more", rows / shape->stripe);
 }
 
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,

@@ -5,6 +5,7 @@
 
 #include <perseus/attention.h>
 
+#include "fused/attention/kernels.h"
 #include "fused/attention/layout.h"
 #include "fused/core/plan.h"
 
@@ -21,18 +22,33 @@ const char *prs_attention_awaited(uint32_t what);
 /* Sets the scale of a launch, and the cap. */
 void prs_attention_set_scale(const struct prs_attention_shape *shape, double scale, struct prs_attention_args *a);
 
-/* Sets stripes and window; each launch adds sequences and sinks. Does nothing if the shape is not striped. */
+/* Sets stripes and window; each launch adds sequences, ranks of stripes and sinks. Does nothing if the shape is not
+ * striped. */
 void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
 /* Adds the scale and the fields of striped attention to the terms of the plan, which must be the same on all ranks. */
 void prs_attention_score_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
 
-/* Bytes of the table of spans of packed sequences, one struct prs_span for each position; 0: not packed. */
-uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
+/* Memory for what is prepared before a striped launch (struct prs_prepare_args): bytes, 0 if not striped; and how it is
+ * divided. */
+uint64_t prs_attention_prepared_bytes(const struct prs_attention_shape *shape, uint32_t world);
+void prs_attention_place_prepared(const struct prs_attention_shape *shape, uint32_t world, uint8_t *memory,
+                                  struct prs_prepare_args *x);
 
-/* Checks the sequences and sinks of a launch. 0 or -EINVAL. */
-int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
-                                const float *sinks);
+/* What a striped launch has in addition to others. */
+struct prs_striped_operands {
+    const int32_t *cu_seqlens;
+    uint32_t sequences;
+    const uint32_t *stripe_ranks;
+    const float *sinks;
+};
+
+/* Checks them. 0 or -EINVAL. */
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const struct prs_striped_operands *x);
+/* Sets what is prepared before a launch of this shape, and the tables that the launch reads. */
+void prs_attention_take_striped(const struct prs_attention_shape *launch, const struct prs_plan *p,
+                                const struct prs_striped_operands *x, struct prs_prepare_args *prepare,
+                                struct prs_attention_stripes *stripes);
 
 /* Strides of a tensor with `heads` heads of `columns` columns. s: any schedule of the shape. */
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,

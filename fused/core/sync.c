@@ -35,7 +35,7 @@ bool prs_sync_lost(const struct prs_fused *ctx)
     if (__atomic_load_n(&f->abort, __ATOMIC_RELAXED) || (ctx->network && prs_proxy_check(ctx->network->proxy) != 0))
         return true;
     return __atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 0 && f->what != PRS_FAULT_ROWS &&
-           f->what != PRS_FAULT_BOUNDS;
+           f->what != PRS_FAULT_BOUNDS && f->what != PRS_FAULT_STRIPES;
 }
 
 int prs_sync_check(struct prs_fused *ctx)
@@ -198,6 +198,12 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             "rank %u: cu_seqlens[%u] is %d, after %d: its numbers must not decrease, begin with 0 or more, and "
             "end within the plan's seq; what the launch wrote is wrong",
             f->from, f->index, (int32_t)f->seen, (int32_t)f->want);
+        return -EINVAL;
+    case PRS_FAULT_STRIPES:
+        (void)snprintf(text, bytes,
+                       "rank %u: stripe_ranks gives rank %u %u stripes; all ranks must have equally many, here %u, and "
+                       "each number must be a rank; what the launch wrote is wrong",
+                       f->from, f->index, f->seen, f->want);
         return -EINVAL;
     case PRS_FAULT_PATH:
         (void)snprintf(

@@ -23,7 +23,7 @@ PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "wa
                        "../../fused/attention/deal.c"], "attention_protocol/batches_*"),
             "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
                         "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
-            "stripes": (["test_attention_stripes.c"], "attention_stripes/*"),
+            "stripes": (["test_attention_stripes.c", "../../fused/attention/assign.c"], "attention_stripes/*"),
             "backward": (["test_attention_backward.c"], "attention_backward/*"),
             "turns": (["test_attention_turns.c"], "attention_turns/*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),

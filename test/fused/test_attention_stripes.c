@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Striped attention's deal of rows, its walks and what it sends, compared with every row and key one by one. */
-#include "fused/attention/stripes.h"
+/* Striped attention's deal of rows, its walks and what it sends, compared with every row and key one by one; and stripes
+ * that are assigned to ranks. */
+#include "fused/attention/assign.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -8,12 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1 << 16 };
+enum { MOST = 1 << 16, MOST_STRIPES = MOST / PRS_STRIPE_LEAST, MOST_RANKS = 8 };
 
 struct problem {
     struct prs_attention_schedule s;
     struct prs_attention_stripes x;
     struct prs_span parts[MOST];
+    uint32_t stripe_of[MOST_STRIPES], how_many[(MOST_STRIPES + 1) * MOST_RANKS];
     uint32_t world;
 };
 
@@ -54,6 +56,31 @@ static void open_problem(struct problem *p, uint32_t world, uint32_t log_rows, u
     cr_assert(p->s.slabs == 1 && p->s.segments == 2 * rounds);
 }
 
+/* The tables that prepare.cuh writes. */
+static void write_tables(struct problem *p, const uint32_t *ranks)
+{
+    uint32_t stripes = p->x.positions >> p->x.log_rows, have[MOST_RANKS] = {0};
+    for (uint32_t i = 0; i <= stripes; i++) {
+        memcpy(p->how_many + (size_t)i * p->world, have, p->world * sizeof(*have));
+        if (i < stripes)
+            p->stripe_of[have[ranks[i]]++ * p->world + ranks[i]] = i;
+    }
+    p->x.stripe_of = p->stripe_of;
+    p->x.how_many = p->how_many;
+}
+
+/* Equally many stripes for each rank, by chance. */
+static void assign_at_random(struct problem *p, uint64_t *seed)
+{
+    uint32_t stripes = p->x.positions >> p->x.log_rows, ranks[MOST_STRIPES];
+    for (uint32_t i = 0; i < stripes; i++) {
+        uint32_t at = random_of(seed, i + 1);
+        ranks[i] = ranks[at];
+        ranks[at] = i % p->world;
+    }
+    write_tables(p, ranks);
+}
+
 static void set_rank(struct problem *p, uint32_t rank)
 {
     prs_place_init(&p->s.place, rank, p->world, 1);
@@ -70,15 +97,20 @@ Test(attention_stripes, every_position_is_one_row_of_one_rank)
 {
     static struct problem p;
     static uint8_t seen[MOST];
-    for (uint32_t world = 1; world <= 8; world++) {
+    for (uint32_t at = 0; at < 16; at++) {
+        uint32_t world = 1 + at / 2;
+        uint64_t seed = at;
         open_problem(&p, world, 7, 3, 128);
+        if (at % 2 != 0)
+            assign_at_random(&p, &seed);
         memset(seen, 0, sizeof(seen));
         for (uint32_t rank = 0; rank < world; rank++)
             for (uint32_t row = 0; row < p.x.positions / world; row++) {
-                uint32_t at = prs_stripe_position(&p.x, world, rank, row >> 7) + row % 128;
-                cr_assert(at < p.x.positions && seen[at]++ == 0);
-                cr_assert_eq(prs_stripe_rows_before(&p.x, world, rank, at), row);
-                cr_assert_eq(prs_stripe_rows_before(&p.x, world, rank, at + 1), row + 1);
+                uint32_t position = prs_stripe_position(&p.x, world, rank, row >> 7) + row % 128;
+                cr_assert(position < p.x.positions && seen[position]++ == 0);
+                cr_assert_eq(prs_stripe_rows_before(&p.x, world, rank, position), row);
+                cr_assert_eq(prs_stripe_rows_before(&p.x, world, rank, position + 1), row + 1);
+                cr_assert(at % 2 != 0 || prs_stripe_zigzag_rank(world, position / 128) == rank);
             }
         for (uint32_t rank = 0; rank < world; rank++)
             cr_assert_eq(prs_stripe_rows_before(&p.x, world, rank, p.x.positions), p.x.positions / world);
@@ -225,6 +257,8 @@ Test(attention_stripes, walks_read_what_rows_meet_and_nothing_else, .timeout = 3
                 p.parts[at] = prs_stripe_part(bounds, count, at, p.x.positions);
             p.x.parts = p.parts;
         }
+        if (seed > 20)
+            assign_at_random(&p, &state);
         tasks = p.s.segments * p.s.tiles;
         for (uint32_t rank = 0; rank < world; rank++) {
             set_rank(&p, rank);
@@ -274,7 +308,7 @@ static uint32_t draw(const char *kind, uint64_t *state, uint32_t at, uint32_t po
 
 enum { TASK_STEPS = 2 /* cost of a task beyond its steps, as that of a piece in deal.c */ };
 
-/* The most steps of any rank, divided by the mean. */
+/* The most steps of any rank, divided by the mean. p->x is that of the pass. */
 static double unevenness(struct problem *p)
 {
     uint64_t most = 0, all = 0;
@@ -293,35 +327,138 @@ static double unevenness(struct problem *p)
     return (double)most * p->world / (double)all;
 }
 
-static double unevenness_of(const char *kind, uint32_t world, uint32_t log_rows, uint64_t seed)
+static const char *const kinds[] = {"web", "long", "chat"};
+static int32_t drawn[MOST + 1]; /* bounds */
+
+/* 64k tokens in causal sequences, and stripes of 128 rows. Returns how many sequences. */
+static uint32_t open_drawn(struct problem *p, const char *kind, uint32_t world, uint64_t seed)
 {
-    static struct problem p;
-    static int32_t bounds[MOST + 1];
     uint32_t count = 0, at = 0;
-    open_problem(&p, world, log_rows, MOST / (2 * world) >> log_rows, 128);
+    open_problem(p, world, 7, MOST / (2 * world) >> 7, 128);
     while (at < MOST) {
         uint32_t length = draw(kind, &seed, at, MOST);
         at = at + length < MOST ? at + length : MOST;
-        bounds[++count] = (int32_t)at;
+        drawn[++count] = (int32_t)at;
     }
     for (uint32_t i = 0; i < MOST; i++)
-        p.parts[i] = prs_stripe_part(bounds, count, i, MOST);
-    p.x.parts = p.parts;
-    p.x.after = 0;
-    return unevenness(&p);
+        p->parts[i] = prs_stripe_part(drawn, count, i, MOST);
+    p->x.parts = p->parts;
+    p->x.after = 0;
+    return count;
 }
 
-/* 64k tokens, stripes of 128 rows. On 8 ranks a rank has 64 stripes, and chance is larger. */
+/* On 8 ranks a rank has 64 stripes, and chance is larger. */
 Test(attention_stripes, ranks_have_the_same_work_within_5_percent, .timeout = 60)
 {
-    static const char *const kinds[] = {"web", "long", "chat"};
+    static struct problem p;
     for (uint32_t kind = 0; kind < 3; kind++)
         for (uint32_t world = 2; world <= 8; world *= 2) {
             double worst = 0;
-            for (uint64_t seed = 1; seed <= 5; seed++)
-                worst = fmax(worst, unevenness_of(kinds[kind], world, 7, seed));
+            for (uint64_t seed = 1; seed <= 5; seed++) {
+                open_drawn(&p, kinds[kind], world, seed);
+                worst = fmax(worst, unevenness(&p));
+            }
             cr_log_info("%s, %u ranks: %.3f", kinds[kind], world, worst);
             cr_expect(worst < (world == 8 ? 1.08 : 1.05), "%s, %u ranks: the most steps are %.3f of the mean",
                       kinds[kind], world, worst);
         }
+}
+
+/* ---- stripes that are assigned ---- */
+static void assign(struct problem *p, uint32_t sequences)
+{
+    struct prs_packing x = {p->x.parts ? drawn : NULL, sequences, p->x.positions, p->x.before, p->x.after};
+    uint32_t ranks[MOST_STRIPES], have[MOST_RANKS] = {0}, stripes = p->x.positions >> p->x.log_rows;
+    cr_assert_eq(prs_stripe_assign(&x, 1u << p->x.log_rows, p->world, ranks), 0);
+    for (uint32_t i = 0; i < stripes; i++) {
+        cr_assert_lt(ranks[i], p->world);
+        have[ranks[i]]++;
+    }
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        cr_assert_eq(have[rank], stripes / p->world, "rank %u has %u of %u stripes", rank, have[rank], stripes);
+    write_tables(p, ranks);
+}
+
+/* How many stripes the rank that receives most gets, over those that it has. */
+static double received(struct problem *p)
+{
+    uint32_t got[MOST_RANKS] = {0}, most = 0;
+    for (uint32_t rank = 0; rank < p->world; rank++) {
+        set_rank(p, rank);
+        for (uint32_t to = 0; to < p->world; to++)
+            for (uint32_t number = 0; number < p->s.segments; number++)
+                got[to] += to != rank && prs_stripe_wanted(&p->x, &p->s.place, to, number);
+    }
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        most = got[rank] > most ? got[rank] : most;
+    return (double)most / p->s.segments;
+}
+
+static void exchange_passes(struct problem *p)
+{
+    uint32_t before = p->x.before;
+    p->x.before = p->x.after, p->x.after = before;
+}
+
+/* causal: 0 if not; window: UINT32_MAX if none. Work is even forward and backward, and little travels. */
+static void check_assigned(const char *kind, uint32_t world, uint32_t causal, uint32_t window, double most_received)
+{
+    static struct problem p;
+    double forward = 0, backward = 0, arrive = 0, zigzag = 0;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        uint32_t sequences = open_drawn(&p, kind, world, seed);
+        p.x.before = window < p.x.before ? window : p.x.before;
+        p.x.after = causal != 0 ? 0 : p.x.before;
+        zigzag += received(&p) / 5;
+        assign(&p, sequences);
+        forward = fmax(forward, unevenness(&p));
+        arrive += received(&p) / 5;
+        exchange_passes(&p);
+        backward = fmax(backward, unevenness(&p));
+    }
+    cr_log_info("%s, %u ranks, causal %u, window %d: forward %.3f, backward %.3f, received %.2f (zigzag %.2f)", kind,
+                world, causal, (int)window, forward, backward, arrive, zigzag);
+    cr_expect(forward < 1.05 && backward < 1.05, "%s, %u ranks: the most steps are %.3f and %.3f of the mean", kind,
+              world, forward, backward);
+    cr_expect_leq(arrive, most_received * zigzag, "%s, %u ranks: %.2f times its own stripes, in zigzag %.2f", kind,
+                  world, arrive, zigzag);
+}
+
+Test(attention_stripes, assigned_to_ranks_give_even_work_both_ways_and_travel_less, .timeout = 120)
+{
+    static const double causal[] = {0.5, 0.75, 0.1}, full[] = {0.55, 0.8, 0.1};
+    for (uint32_t kind = 0; kind < 3; kind++)
+        for (uint32_t world = 2; world <= 8; world *= 2) {
+            check_assigned(kinds[kind], world, 1, UINT32_MAX, causal[kind]);
+            check_assigned(kinds[kind], world, 0, UINT32_MAX, full[kind]);
+            check_assigned(kinds[kind], world, 1, 1023, 0.1);
+        }
+}
+
+/* One sequence with a window: a rank gets neighbouring stripes. */
+Test(attention_stripes, assigned_in_a_window_are_neighbours)
+{
+    static struct problem p;
+    for (uint32_t world = 2; world <= 8; world *= 2) {
+        open_problem(&p, world, 7, MOST / (2 * world) >> 7, 128);
+        p.x.before = 1023, p.x.after = 0;
+        assign(&p, 0);
+        cr_expect_leq(received(&p) * p.s.segments, 2 * 8, "%u ranks: %.2f", world, received(&p));
+    }
+}
+
+/* Stripes with many sequences, empty ones, positions without one, and as few stripes as there may be. */
+Test(attention_stripes, assigned_are_equally_many_whatever_is_packed)
+{
+    static struct problem p;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        uint64_t state = seed;
+        uint32_t world = 1 + random_of(&state, 8), sequences;
+        open_problem(&p, world, 7 + random_of(&state, 3), 1 + random_of(&state, 3), 128);
+        p.x.parts = p.parts;
+        p.x.before = random_of(&state, 2) != 0 ? random_of(&state, 500) : p.x.positions;
+        p.x.after = random_of(&state, 2) != 0 ? 0 : p.x.before;
+        sequences = pack(drawn, 1 + random_of(&state, 300), p.x.positions, &state);
+        assign(&p, sequences);
+    }
 }

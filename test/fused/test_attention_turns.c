@@ -210,13 +210,14 @@ Test(attention_turns, cost_little, .timeout = 60)
 }
 
 /* ---- striped ---- */
-enum { POSITIONS = 4096 };
+enum { POSITIONS = 4096, STRIPES = POSITIONS / 128 };
 
-/* ends: of the sequences; the last one is POSITIONS. */
-static void open_stripes(struct work *w, const uint32_t *ends, uint32_t window, uint32_t causal, uint32_t rank,
-                         uint32_t world)
+/* ends: of the sequences; the last one is POSITIONS. assigned: a launch says which rank has which stripe. */
+static void open_stripes(struct work *w, const uint32_t *ends, uint32_t window, uint32_t causal, bool assigned,
+                         uint32_t rank, uint32_t world)
 {
     static struct prs_span parts[POSITIONS];
+    static uint32_t stripe_of[STRIPES], how_many[(STRIPES + 1) * 8];
     struct prs_attention_slice slice = {
         .batch = 1, .heads_q = 4, .heads_kv = 4, .causal = causal, .rows = POSITIONS / world, .stripe = 128};
     struct prs_attention_schedule s = {
@@ -224,7 +225,14 @@ static void open_stripes(struct work *w, const uint32_t *ends, uint32_t window, 
     struct prs_attention_stripes x = {
         .log_rows = 7, .before = causal ? 0 : window - 1, .after = window - 1, .parts = parts, .positions = POSITIONS};
     struct prs_backward_shape b = {2, 2};
-    uint32_t *added;
+    uint32_t *added, have[8] = {0};
+    for (uint32_t i = 0; assigned && i <= STRIPES; i++) {
+        uint32_t to = (i + i / world) % world;
+        memcpy(how_many + (size_t)i * world, have, world * sizeof(*have));
+        if (i < STRIPES)
+            stripe_of[have[to]++ * world + to] = i;
+        x.stripe_of = stripe_of, x.how_many = how_many;
+    }
     for (uint32_t from = 0, part = 0, at = 0; at < POSITIONS; at++) {
         if (at == ends[part])
             from = ends[part++];
@@ -265,10 +273,10 @@ Test(attention_turns, stripes_cost_nothing, .timeout = 60)
 {
     static const uint32_t ends[][6] = {{POSITIONS}, {100, 1000, 1001, 1900, 3777, POSITIONS}, {2048, 2100, POSITIONS}};
     for (uint32_t world = 1; world <= 8; world *= 2)
-        for (uint32_t at = 0; at < 12 * world; at++) {
+        for (uint32_t at = 0; at < 24 * world; at++) {
             uint32_t window = at / world % 2 != 0 ? 300 : POSITIONS, causal = at / world / 2 % 2;
             struct work w;
-            open_stripes(&w, ends[at / world / 4], window, causal, at % world, world);
+            open_stripes(&w, ends[at / world / 4 % 3], window, causal, at / world >= 12, at % world, world);
             cr_assert_geq(run(&w, 1, true), 0);
             if (causal) {
                 double with = run(&w, 17, true), without = run(&w, 17, false);

@@ -12,10 +12,13 @@
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-enum { MAX_EPOCHS = 3, SMS = 4, MAX_BOUNDS = 300 };
+enum { MAX_EPOCHS = 3, SMS = 4, MAX_BOUNDS = 300, MAX_STRIPES = 16 };
 
 /* Tensors of a launch: what it reads, then what it writes. */
 enum tensor { Q, K, V, DOUT, OUT, DQ, DK, DV, TENSORS };
+
+/* Which rank has which stripe: as prs_attention_assign_stripes() says; or in turn, each round from another rank on. */
+enum stripes { ZIGZAG, ASSIGNED, ROTATED };
 
 struct row {
     uint32_t world;
@@ -28,6 +31,7 @@ struct row {
     bool sinks;
     bool backward;            /* only backward launches */
     uint32_t seq[MAX_EPOCHS]; /* of a launch; 0: the plan's */
+    enum stripes stripes[MAX_EPOCHS];
     struct prs_attention_tuning tuning;
 };
 
@@ -38,6 +42,7 @@ struct problem {
     float *lse, sinks[8];
     double dsinks[8], dsinks_size[8];
     int32_t bounds[MAX_BOUNDS];
+    uint32_t ranks[MAX_STRIPES]; /* of stripes */
 };
 
 struct run {
@@ -157,6 +162,12 @@ static void open_problem(const struct row *r, uint32_t epoch, struct problem *p)
         uint32_t end = r->every != 0 ? i * r->every : i <= 6 ? r->ends[epoch][i - 1] : 0;
         p->bounds[i] = end != 0 ? (int32_t)(end < s->seq ? end : s->seq) : p->bounds[i - 1];
     }
+    for (uint32_t i = 0; i < s->seq / s->stripe && r->stripes[epoch] == ROTATED; i++)
+        p->ranks[i] = (i + i / r->world) % r->world;
+    if (r->stripes[epoch] == ASSIGNED)
+        cr_assert_eq(
+            prs_attention_assign_stripes(s, r->world, r->sequences != 0 ? p->bounds : NULL, r->sequences, p->ranks), 0,
+            "%s", prs_fused_error_text());
     for (uint32_t h = 0; h < s->heads_q; h++)
         p->sinks[h] = 2 * ranks_element(100, h);
     p->lse = calloc((size_t)s->batch * s->heads_q * s->seq, sizeof(float));
@@ -180,7 +191,7 @@ struct tensors {
     void *x[TENSORS], *given_out; /* OUT is written by the forward launch; given_out: the reference's OUT */
     float *lse, *given_lse, *sinks, *dsinks;
     int32_t *bounds;
-    uint32_t sequences;
+    uint32_t sequences, *ranks;
 };
 
 static void *upload(const void *from, size_t bytes)
@@ -214,7 +225,8 @@ static void *upload_slice(const struct row *r, const struct problem *p, enum ten
     return to;
 }
 
-static void open_tensors(const struct row *r, const struct problem *p, const uint32_t *positions, struct tensors *x)
+static void open_tensors(const struct row *r, const struct problem *p, bool zigzag, const uint32_t *positions,
+                         struct tensors *x)
 {
     const struct prs_attention_shape *s = &r->shape;
     uint32_t rows = s->seq / r->world, heads = s->batch * s->heads_q;
@@ -230,12 +242,13 @@ static void open_tensors(const struct row *r, const struct problem *p, const uin
     x->dsinks = r->sinks ? ranks_device(sizeof(p->sinks), 0xff) : NULL;
     x->bounds = r->sequences != 0 ? upload(p->bounds, sizeof(p->bounds)) : NULL;
     x->sequences = r->sequences;
+    x->ranks = zigzag ? NULL : upload(p->ranks, sizeof(p->ranks));
     free(lse);
 }
 
 static void close_tensors(struct tensors *x)
 {
-    void *const all[] = {x->given_out, x->given_lse, x->lse, x->sinks, x->dsinks, x->bounds};
+    void *const all[] = {x->given_out, x->given_lse, x->lse, x->sinks, x->dsinks, x->bounds, x->ranks};
     for (int t = 0; t < TENSORS; t++)
         (void)cudaFree(x->x[t]);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
@@ -299,11 +312,11 @@ static void check_values(struct run *u, uint32_t rank, uint32_t epoch, const uin
 static int launch(struct prs_attention_plan *forward, struct prs_attention_backward_plan *backward,
                   const struct tensors *t, uint32_t seq, cudaStream_t stream)
 {
-    struct prs_attention_operands x = {t->x[Q],   t->x[K],      t->x[V],  t->x[OUT], t->lse,
-                                       t->bounds, t->sequences, t->sinks, .seq = seq};
-    struct prs_attention_gradients g = {t->x[Q],    t->x[K],      t->x[V],  t->given_out, t->given_lse,
-                                        t->x[DOUT], NULL,         t->x[DQ], t->x[DK],     t->x[DV],
-                                        t->bounds,  t->sequences, t->sinks, t->dsinks,    .seq = seq};
+    struct prs_attention_operands x = {t->x[Q],   t->x[K],      t->x[V],  t->x[OUT],  t->lse,
+                                       t->bounds, t->sequences, t->sinks, .seq = seq, .stripe_ranks = t->ranks};
+    struct prs_attention_gradients g = {
+        t->x[Q],  t->x[K],  t->x[V],   t->given_out, t->given_lse, t->x[DOUT], NULL,       t->x[DQ],
+        t->x[DK], t->x[DV], t->bounds, t->sequences, t->sinks,     t->dsinks,  .seq = seq, .stripe_ranks = t->ranks};
     int r = forward ? prs_attention_launch(forward, &x, stream) : 0;
     return r ? r : prs_attention_backward_launch(backward, &g, stream);
 }
@@ -319,8 +332,11 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *f
     (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     for (uint32_t e = 0; e < row->epochs; e++) {
         positions[e] = malloc(u->at[e].shape.seq / row->world * sizeof(*positions[e]));
-        r = r ? r : prs_attention_positions(&u->at[e].shape, rank, row->world, positions[e]);
-        open_tensors(&u->at[e], &u->problem[e], positions[e], &t[e]);
+        if (!r)
+            r = row->stripes[e] == ZIGZAG ? prs_attention_positions(&u->at[e].shape, rank, row->world, positions[e])
+                                          : prs_attention_assigned_positions(&u->at[e].shape, u->problem[e].ranks, rank,
+                                                                             row->world, positions[e]);
+        open_tensors(&u->at[e], &u->problem[e], row->stripes[e] == ZIGZAG, positions[e], &t[e]);
     }
     (void)cudaDeviceSynchronize();
     for (uint32_t e = 0; e < row->epochs && !r; e++)
@@ -454,10 +470,33 @@ Test(attention_striped, up_to_eight_ranks_are_right, .timeout = 600)
                  {8, {1, 1, 1, 64, 2048, 1, 0, 0, 128, 300}, 1});
 }
 
+/* Each launch says which rank has which stripe. */
+Test(attention_striped, stripes_that_are_assigned_to_ranks_are_right, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {1, 2, 1, 64, 1024, 1, 0, 0, 128, 0, 1},
+                  3,
+                  {{100, 101, 230, 600}, {512, 1000}, {300}},
+                  4,
+                  .sinks = true,
+                  .seq = {1024, 1024, 512},
+                  .stripes = {ASSIGNED, ZIGZAG, ROTATED}},
+                 {2, {2, 1, 1, 128, 512, 1, 1, 0, 128, 100}, 2, .stripes = {ROTATED, ASSIGNED}},
+                 {3, {1, 1, 1, 64, 768, 0, 0, 0, 128, 0, 1}, 1, {{250, 700}}, 2, .stripes = {ROTATED}},
+                 {1, {1, 1, 1, 64, 512, 1, 0, 0, 256, 140}, 1, .stripes = {ASSIGNED}});
+}
+
 /* Every access of a launch is checked for its order (memory_order.py). */
 Test(attention_striped_order, of_all_that_travels, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 1, 1, 64, 1024, 1, 0, 0, 128, 0, 1}, 2, {{300}, {500}}, 2, .sinks = true, .seq = {1024, 512}});
+    ASSERT_RIGHT({2,
+                  {1, 1, 1, 64, 1024, 1, 0, 0, 128, 0, 1},
+                  2,
+                  {{300}, {500}},
+                  2,
+                  .sinks = true,
+                  .seq = {1024, 512},
+                  .stripes = {ROTATED}});
 }
 
 /* ---- plans ---- */
@@ -541,6 +580,79 @@ Test(attention_striped, wrong_bounds_of_sequences_are_reported, .timeout = 300)
     }
 }
 
+/* One of two ranks' launches with these ranks of stripes. */
+struct wrong_ranks {
+    const uint32_t *ranks;
+    struct prs_fused_error error;
+};
+
+static void launch_wrong_ranks(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_attention_shape shape = {1, 1, 1, 64, 512, 1, 0, 0, 128};
+    struct wrong_ranks *x = user;
+    struct prs_attention_plan *plan;
+    struct prs_fused *ctx;
+    struct prs_fused_error error;
+    uint32_t *ranks = upload(x->ranks, 4 * sizeof(*ranks));
+    char *at = ranks_device((size_t)256 * 64 * 2, 0), *out = ranks_device((size_t)256 * 64 * 2, 0);
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(
+        prs_attention_launch(plan, &(struct prs_attention_operands){at, at, at, out, .stripe_ranks = ranks}, NULL), 0,
+        "%s", prs_fused_error_text());
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(ctx, &error);
+    if (rank == 1)
+        x->error = error;
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention_striped, wrong_ranks_of_stripes_are_reported, .timeout = 300)
+{
+    static const struct {
+        uint32_t ranks[4];
+        const char *text;
+    } rows[] = {{{0, 1, 1, 1}, "gives rank "}, {{0, 1, 7, 0}, "gives rank 1 1 stripes"}, {{1, 0, 1, 0}, NULL}};
+    hopper_setup(2, SMS, 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct wrong_ranks x = {.ranks = rows[i].ranks};
+        ranks_run(2, launch_wrong_ranks, &x);
+        cr_assert_eq(x.error.code, rows[i].text ? -EINVAL : 0, "%d: %s", x.error.code, x.error.text);
+        cr_assert(!rows[i].text || strstr(x.error.text, rows[i].text), "%s", x.error.text);
+    }
+}
+
+static void assert_not_assigned(const struct prs_attention_shape *shape, uint32_t world, const int32_t *bounds,
+                                uint32_t sequences, const char *text)
+{
+    uint32_t ranks[MAX_STRIPES];
+    assert_refused(prs_attention_assign_stripes(shape, world, bounds, sequences, ranks), text);
+}
+
+Test(attention_striped, stripes_that_cannot_be_assigned_are_refused_by_name)
+{
+    const struct prs_attention_shape window = {1, 1, 1, 64, 1024, 1, 0, 0, 128, 100}, plain = {1, 1, 1, 64, 1024, 1};
+    const struct prs_attention_shape packed = {1, 1, 1, 64, 1024, 1, 0, 0, 128, 0, 1};
+    const int32_t falling[] = {0, 300, 200}, long_ones[] = {0, 2000}, negative[] = {-1, 5};
+    const uint32_t few[] = {0, 1, 1, 1, 1, 1, 1, 1}, right[] = {0, 0, 1, 1, 0, 1, 0, 1};
+    uint32_t positions[512];
+    assert_not_assigned(&plain, 2, NULL, 0, "stripe 0");
+    assert_not_assigned(&window, 0, NULL, 0, "0 ranks");
+    assert_not_assigned(&window, 3, NULL, 0, "a sequence of 1024");
+    assert_not_assigned(&window, 2, falling, 2, "cu_seqlens");
+    assert_not_assigned(&packed, 2, NULL, 0, "cu_seqlens");
+    assert_not_assigned(&packed, 2, falling, 2, "cu_seqlens[2] is 200");
+    assert_not_assigned(&packed, 2, long_ones, 1, "cu_seqlens[1] is 2000");
+    assert_not_assigned(&packed, 2, negative, 1, "cu_seqlens[0] is -1");
+    assert_refused(prs_attention_assign_stripes(&window, 2, NULL, 0, NULL), "stripe_ranks");
+    assert_refused(prs_attention_assigned_positions(&window, few, 0, 2, positions), "less than 4 stripes");
+    assert_refused(prs_attention_assigned_positions(&window, few, 1, 2, positions), "more than 4 stripes");
+    assert_refused(prs_attention_assigned_positions(&window, right, 2, 2, positions), "rank 2 of 2");
+    cr_assert_eq(prs_attention_assigned_positions(&window, right, 1, 2, positions), 0);
+    cr_assert(positions[0] == 256 && positions[128] == 384 && positions[256] == 640 && positions[511] == 1023);
+}
+
 Test(attention_striped, what_cannot_run_is_refused_by_name, .timeout = 600)
 {
     static const struct {
@@ -584,6 +696,8 @@ Test(attention_striped, what_cannot_run_is_refused_by_name, .timeout = 600)
     assert_refused(prs_attention_launch(plan, &x, NULL), "cu_seqlens");
     x.cu_seqlens = NULL, x.sequences = 0, x.sinks = (float *)at;
     assert_refused(prs_attention_launch(plan, &x, NULL), "sinks");
+    x.sinks = NULL, x.stripe_ranks = (uint32_t *)at;
+    assert_refused(prs_attention_launch(plan, &x, NULL), "stripe_ranks");
     prs_attention_plan_close(plan);
     packed.packed = 0;
     cr_assert_eq(prs_attention_backward_plan_open(ctx, &packed, NULL, &back), 0);

@@ -23,7 +23,7 @@ enum {
  * turns, counts of sums for other nodes, tasks of a launch that is smaller than the plan and how many each group has,
  * and the sequence of each position. */
 struct own {
-    uint64_t claims, finished, tasks_of, turns, converted, smaller, smaller_of, parts, all;
+    uint64_t claims, finished, tasks_of, turns, converted, smaller, smaller_of, prepared, all;
 };
 
 struct prs_attention_backward_plan {
@@ -37,7 +37,7 @@ struct prs_attention_backward_plan {
     struct prs_terms_args terms;
     struct prs_sinks_args sinks;
     struct prs_finish_args finish;
-    struct prs_find_parts_args find; /* of the launch that is being enqueued; packed sequences */
+    struct prs_prepare_args prepare; /* of the launch that is being enqueued; striped attention */
     struct own own;
     /* The arguments of all kernels are at present those of launches of this shape. batch 0: of none. */
     struct prs_attention_shape now;
@@ -239,8 +239,8 @@ static struct own own_of(const struct prs_attention_backward_plan *p)
     o.smaller = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
     o.smaller = (o.smaller + 127) / 128 * 128;
     o.smaller_of = o.smaller + tasks;
-    o.parts = (o.smaller_of + groups + 7) / 8 * 8;
-    o.all = o.parts + prs_attention_parts_bytes(&p->shape);
+    o.prepared = (o.smaller_of + groups + 7) / 8 * 8;
+    o.all = o.prepared + prs_attention_prepared_bytes(&p->shape, x->schedule.place.world);
     return o;
 }
 
@@ -300,8 +300,6 @@ static int take_size(struct prs_attention_backward_plan *p, const struct prs_att
         return 0;
     p->now = *launch;
     x->schedule = whole ? p->most : prs_attention_smaller(&p->most, launch->stripe != 0, launch->batch, rows);
-    x->stripes.positions = launch->seq;
-    p->finish.stripes = x->stripes;
     take_pieces(p, !whole);
     p->args.pairs_q = p->finish.pairs_q = x->schedule.pairs;
     x->out_strides = prs_attention_strides_of(launch, &x->schedule, launch->heads_kv, launch->head_dim);
@@ -331,12 +329,11 @@ static int open_own(struct prs_attention_backward_plan *p)
     int r;
     p->args.stream.pieces_count = prs_backward_tasks(&p->args.stream.schedule, &p->args.shape);
     own = p->own = own_of(p);
-    r = prs_plan_local(&p->base, own.all, own.parts);
+    r = prs_plan_local(&p->base, own.all, own.prepared);
     if (r)
         return r;
-    if (p->shape.packed != 0)
-        p->find.parts = (struct prs_span *)(p->base.own.at + own.parts);
-    p->args.stream.stripes.parts = p->find.parts;
+    prs_attention_place_prepared(&p->shape, p->args.stream.schedule.place.world, p->base.own.at + own.prepared,
+                                 &p->prepare);
     p->args.sums.turns = (uint64_t *)(p->base.own.at + own.turns);
     p->args.far.converted = (uint32_t *)(p->base.own.at + own.converted);
     return upload_tasks(p);
@@ -453,10 +450,9 @@ static int launch_terms(struct prs_plan *base, cudaStream_t stream)
     return prs_backward_kernel_terms(&p->kernel, &p->terms, p->info.tuning.ctas, stream);
 }
 
-static int launch_parts(struct prs_plan *base, cudaStream_t stream)
+static int launch_prepare(struct prs_plan *base, cudaStream_t stream)
 {
-    struct prs_attention_backward_plan *p = self(base);
-    return p->find.parts ? prs_attention_kernel_find_parts(&p->find, stream) : 0;
+    return prs_attention_kernel_prepare_stripes(&self(base)->prepare, stream);
 }
 
 static int launch_lay(struct prs_plan *base, cudaStream_t stream)
@@ -483,8 +479,8 @@ static int launch_finish(struct prs_plan *base, cudaStream_t stream)
     return prs_backward_kernel_finish(&p->kernel, &p->finish, p->info.tuning.ctas, stream);
 }
 
-static prs_launch_step_fn *const backward_steps[] = {launch_parts, launch_lay,    launch_terms, launch_sinks,
-                                                     launch_pass,  launch_finish, NULL};
+static prs_launch_step_fn *const backward_steps[] = {launch_prepare, launch_lay,    launch_terms, launch_sinks,
+                                                     launch_pass,    launch_finish, NULL};
 
 static int check_operands(const struct prs_attention_gradients *x)
 {
@@ -529,6 +525,7 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
 int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *x,
                                   struct CUstream_st *stream)
 {
+    struct prs_striped_operands striped = {x->cu_seqlens, x->sequences, x->stripe_ranks, x->sinks};
     struct prs_attention_shape launch;
     double scale;
     int before, r = check_operands(x);
@@ -537,7 +534,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     if (!r)
         r = prs_attention_tuning_scale(&p->shape, x->scale, &scale);
     if (!r)
-        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
+        r = prs_attention_check_striped(&p->shape, &striped);
     if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
         r = prs_fail(-EINVAL, "attention: sinks %p, dsinks %p of a backward launch: want both or none, 4-byte aligned",
                      (const void *)x->sinks, (void *)x->dsinks);
@@ -548,8 +545,8 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     take_scale(p, &launch, scale);
     r = take_size(p, &launch);
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
-    p->find = (struct prs_find_parts_args){*p->base.sync, x->cu_seqlens, p->find.parts,
-                                           x->sequences,  launch.seq,    p->base.ctx->config.rank};
+    prs_attention_take_striped(&launch, &p->base, &striped, &p->prepare, &p->args.stream.stripes);
+    p->finish.stripes = p->args.stream.stripes;
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->finish.dq = x->dq;
     p->args.result[0] = x->dk, p->args.result[1] = x->dv;
