@@ -386,3 +386,11 @@ void net_finish(struct net *net)
         cr_assert(net->signal[i].op.status == 0 && net->signal[i].raised, "signal %d was lost (seed %u)", i, net->seed);
     prs_order_fini(&net->order);
 }
+
+int net_stride(void)
+{
+    const char *text = getenv("PRS_TEST_STRIDE");
+    int stride = text ? atoi(text) : 1;
+
+    return stride > 0 ? stride : 1;
+}

@@ -95,6 +95,9 @@ bool net_complete(struct net *net, uint32_t q);
 /* Ask whether all has settled, and if so check it. */
 bool net_settle(struct net *net);
 
+/* PRS_TEST_STRIDE: a test takes one in so many of its seeds or programs. By default 1: all. */
+int net_stride(void);
+
 /* Check that every op is done and every signal was seen. */
 void net_finish(struct net *net);
 

@@ -278,10 +278,9 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
 ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_shows_a_signal_before_its_puts)
 {
     static struct program programs[1 << (2 * STEPS)];
-    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* run a sample only */
-    int count = make_programs(programs), stride = stride_text ? atoi(stride_text) : 1;
+    int count = make_programs(programs);
 
-    for (int i = 0; i<count; i += stride> 0 ? stride : 1) {
+    for (int i = 0; i < count; i += net_stride()) {
         net_init(&net, (enum prs_policy)row->policy, (enum network)row->network, row->paths, row->queues, true);
         program_number++;
         entered = 0;
