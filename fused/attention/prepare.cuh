@@ -69,12 +69,15 @@ PRS_DEVICE void write_tables(const struct prs_prepare_args &args, uint32_t rank)
     bool right = check_assigned(args, m, rank == 0);
     for (uint32_t first = 0; first <= args.stripes; first += PREPARE_THREADS) {
         uint32_t at = first + threadIdx.x, mine = before;
+        /* MUTANT(emulator attention_striped/wrong_ranks_of_stripes_are_reported) zigzag if ranks are wrong:
+         * s/right/true/ */
         bool has = at < args.stripes && (right ? args.assigned[at] : prs_stripe_zigzag_rank(world, at)) == rank;
         uint32_t others = __ballot_sync(~0u, has);
         if (lane == 0)
             m->in_warp[threadIdx.x / 32] = __popc(others);
         __syncthreads();
         for (uint32_t warp = 0; warp < PREPARE_WARPS; warp++) {
+            /* MUTANT(emulator attention_striped/tables_of_many_stripes_are_right) stripes of the warps before: delete */
             mine += warp < threadIdx.x / 32 ? m->in_warp[warp] : 0;
             before += m->in_warp[warp];
         }

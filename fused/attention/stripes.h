@@ -64,7 +64,7 @@ PRS_SHARED uint32_t prs_stripe_rows_before(const struct prs_attention_stripes *x
     if (x->how_many) {
         const uint32_t *before = x->how_many + stripe * world + rank;
         number = before[0];
-        /* MUTANT(model stripes) rows of a stripe that the rank has: s/before.world. == number/true/ */
+        /* MUTANT(model stripes) rows of a stripe that the rank has: s/before[world] == number/true/ */
         if (within != 0 && before[world] == number)
             within = 0;
     } else {

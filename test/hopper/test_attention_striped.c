@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/hopper/hopper.h"
+#include "fused/attention/kernels.h"
 #include "test/hopper/ranks.h"
+#include "tools/hopper/hopper.h"
 
 enum { MAX_EPOCHS = 3, SMS = 4, MAX_BOUNDS = 300, MAX_STRIPES = 16 };
 
@@ -620,6 +621,29 @@ Test(attention_striped, wrong_ranks_of_stripes_are_reported, .timeout = 300)
         ranks_run(2, launch_wrong_ranks, &x);
         cr_assert_eq(x.error.code, rows[i].text ? -EINVAL : 0, "%d: %s", x.error.code, x.error.text);
         cr_assert(!rows[i].text || strstr(x.error.text, rows[i].text), "%s", x.error.text);
+    }
+}
+
+/* More stripes than the kernel has threads. */
+Test(attention_striped, tables_of_many_stripes_are_right, .timeout = 300)
+{
+    enum { WORLD = 7, STRIPES = 90 * WORLD };
+    uint32_t ranks[STRIPES], stripe_of[STRIPES], how_many[STRIPES + 1][WORLD], have[WORLD] = {0};
+    struct prs_prepare_args args = {.stripes = STRIPES, .world = WORLD};
+    hopper_setup(1, SMS, 0);
+    for (uint32_t i = 0; i < STRIPES; i++)
+        ranks[i] = (i + i / WORLD * 3) % WORLD;
+    args.assigned = upload(ranks, sizeof(ranks));
+    args.stripe_of = ranks_device(sizeof(stripe_of), 0xff);
+    args.how_many = ranks_device(sizeof(how_many), 0xff);
+    cr_assert_eq(prs_attention_kernel_prepare_stripes(&args, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)cudaMemcpy(stripe_of, args.stripe_of, sizeof(stripe_of), cudaMemcpyDeviceToHost);
+    (void)cudaMemcpy(how_many, args.how_many, sizeof(how_many), cudaMemcpyDeviceToHost);
+    for (uint32_t i = 0; i <= STRIPES; i++) {
+        cr_assert_eq(memcmp(how_many[i], have, sizeof(have)), 0, "stripe %u", i);
+        if (i < STRIPES)
+            cr_assert_eq(stripe_of[have[ranks[i]]++ * WORLD + ranks[i]], i);
     }
 }
 
