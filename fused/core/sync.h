@@ -25,9 +25,9 @@ enum prs_awaited {
     PRS_AWAIT_CTAS = 19,  /* this rank's own CTAs */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
-    PRS_FAULT_ROWS = 67,   /* index: the most rows; want: what rows must be a multiple of; seen: the device's number */
-    PRS_FAULT_PATH = 68,   /* MoE: rank `from` runs several kernels, and this rank runs one */
-    PRS_FAULT_BOUNDS = 69, /* packed sequences; index: that of a bound; want: the bound before it; seen: the bound */
+    PRS_FAULT_ROWS = 67,    /* index: the most rows; want: what rows must be a multiple of; seen: the device's number */
+    PRS_FAULT_PATH = 68,    /* MoE: rank `from` runs several kernels, and this rank runs one */
+    PRS_FAULT_BOUNDS = 69,  /* packed sequences; index: that of a bound; want: the bound before it; seen: the bound */
     PRS_FAULT_STRIPES = 70, /* stripes that are assigned to ranks; index: a rank; want, seen: how many it has */
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128

@@ -71,8 +71,8 @@ PRS_API int prs_attention_positions(const struct prs_attention_shape *shape, uin
  * same result on all ranks. It takes some 0.1 ms for 512 stripes.
  *
  * shape: of a striped plan, with the seq of the launch. cu_seqlens: as for a launch, but in host memory; NULL if the
- * shape is not packed. stripe_ranks: gets the rank of each of the seq / stripe stripes; a copy of it in device memory is
- * an operand of the launch. -EINVAL: the shape, or bounds that decrease or exceed seq. -ENOMEM. */
+ * shape is not packed. stripe_ranks: gets the rank of each of the seq / stripe stripes; a copy of it in device memory
+ * is an operand of the launch. -EINVAL: the shape, or bounds that decrease or exceed seq. -ENOMEM. */
 PRS_API int prs_attention_assign_stripes(const struct prs_attention_shape *shape, uint32_t world,
                                          const int32_t *cu_seqlens, uint32_t sequences, uint32_t *stripe_ranks);
 

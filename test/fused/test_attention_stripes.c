@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Striped attention's deal of rows, its walks and what it sends, compared with every row and key one by one; and stripes
- * that are assigned to ranks. */
+/* Striped attention's deal of rows, its walks and what it sends, compared with every row and key one by one; and
+ * stripes that are assigned to ranks. */
 #include "fused/attention/assign.h"
 
 #include <criterion/criterion.h>

@@ -38,8 +38,8 @@ def reference(q, k, v, met, soft_cap, sinks):
 
 def striped_attention_is_right(group):
     """60 random problems against fp32 on the whole sequence, forward and backward: sequences from one to hundreds, of
-    one token and empty ones too, windows, caps, sinks, shared KV heads, both head_dims. Each runs twice, with the same
-    bits."""
+    one token and empty ones too, windows, caps, sinks, shared KV heads, both head_dims; stripes in zigzag, assigned
+    from the lengths, and assigned by chance. Each runs twice, with the same bits."""
     generator, worst, equal, problem = random.Random(3), 0.0, True, {}
     for number in range(60):
         stripe = generator.choice((128, 256))
@@ -61,16 +61,20 @@ def striped_attention_is_right(group):
         wide_sinks = None if sinks is None else sinks.clone().requires_grad_()
         want = reference(*wide, met, cap, wide_sinks)
         (want * of_out.detach()).sum().backward()
+        by_chance = (torch.randperm(seq // stripe, generator=same) % group.world).int().to(group.device)
+        stripe_ranks = (None, by_chance, perseus.assign_stripes(bounds, group, positions=seq, causal=causal,
+                                                                window=window, stripe=stripe))[number // 3 % 3]
+        cut = {"group": group, "stripe": stripe, "stripe_ranks": stripe_ranks}
         runs = []
         for _ in range(2):
-            leaves = [perseus.split_sequence(t, group, stripe=stripe).requires_grad_() for t in whole[:3]]
+            leaves = [perseus.split_sequence(t, **cut).requires_grad_() for t in whole[:3]]
             mine = None if sinks is None else sinks.clone().requires_grad_()
-            out = perseus.varlen_attention(*leaves, bounds, causal=causal, softcap=cap, sinks=mine, group=group,
-                                           window_size=(window - 1, window - 1), stripe=stripe)
-            out.backward(perseus.split_sequence(whole[3], group, stripe=stripe))
+            out = perseus.varlen_attention(*leaves, bounds, causal=causal, softcap=cap, sinks=mine,
+                                           window_size=(window - 1, window - 1), **cut)
+            out.backward(perseus.split_sequence(whole[3], **cut))
             runs.append([out.detach(), *(t.grad for t in leaves), *(() if mine is None else (mine.grad,))])
         equal = equal and all(torch.equal(a, b) for a, b in zip(*runs))
-        right = [perseus.split_sequence(t, group, stripe=stripe) for t in (want.detach(), *(t.grad for t in wide))]
+        right = [perseus.split_sequence(t, **cut) for t in (want.detach(), *(t.grad for t in wide))]
         if sinks is not None:
             dist.all_reduce(runs[0][4])
             right.append(wide_sinks.grad)
@@ -82,60 +86,71 @@ def striped_attention_is_right(group):
     return {"worst": round(worst, 4), "equal": equal, "rank": group.rank, **problem}, worst < 0.1 and equal
 
 
-def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10, stripe=512):
-    """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
-    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. FLASH3=FILE: also by
-    FlashAttention-3 (tools/fused/flash3.py). Also without packing, as one sequence, for the same tokens. The rounds
-    have one of two gradients of the result in turn, and the result and the gradients of each are compared with
-    FlashAttention-2's."""
+def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10):
+    """Forward and backward of 64k tokens in sequences of the web's lengths, in zigzag and with stripes assigned to
+    ranks, and beside them torch's varlen attention (FlashAttention-2) on one GPU with all of them, divided by the
+    ranks; by turns. FLASH3=FILE: also by FlashAttention-3 (tools/fused/flash3.py). Also without packing, as one
+    sequence, for the same tokens, and that with a window. The rounds have one of two gradients of the result in turn,
+    and the result and the gradients of each are compared with FlashAttention-2's."""
     from torch.nn.attention.varlen import varlen_attn
     lengths = lengths_of(total, 1)
-    bounds = bounds_of(lengths, group.device)
+    packed = bounds_of(lengths, group.device)
+    one = torch.tensor([0, total], dtype=torch.int32, device=group.device)
     same = torch.Generator(device=group.device).manual_seed(5)
     whole = [torch.randn(total, heads, dim, generator=same, device=group.device, dtype=torch.bfloat16)
              for _ in range(5)]
-    leaves = [t.requires_grad_() for t in whole[:3]]
-    mine = [perseus.split_sequence(t.detach(), group, stripe=stripe).requires_grad_() for t in leaves]
-    of_out = whole[3:]
-    of_mine = [perseus.split_sequence(t, group, stripe=stripe) for t in of_out]
-    one = torch.tensor([0, total], dtype=torch.int32, device=group.device)
-    windows = {"packed": (-1, 0), "one_sequence": (-1, 0), "window_4096": (4095, 0)}
+    leaves, of_out = [t.requires_grad_() for t in whole[:3]], whole[3:]
+
+    def assigned(bounds, stripe, window=0):
+        return {"stripe": stripe, "stripe_ranks": perseus.assign_stripes(bounds, group, stripe=stripe, window=window)}
+
+    # name: sequences, window, how they are cut
+    ways = {"packed": (packed, 0, {"stripe": 512}), "assigned_128": (packed, 0, assigned(packed, 128)),
+            "assigned_512": (packed, 0, assigned(packed, 512)), "one_sequence": (one, 0, {"stripe": 512}),
+            "window_4096": (one, 4096, {"stripe": 512}),
+            "window_4096_assigned": (one, 4096, assigned(one, 512, 4096))}
+    mine = {name: [perseus.split_sequence(t.detach(), group, **cut).requires_grad_() for t in leaves]
+            for name, (_, _, cut) in ways.items()}
+    of_mine = {name: [perseus.split_sequence(t, group, **cut) for t in of_out] for name, (_, _, cut) in ways.items()}
 
     def ours(name, turn):
-        out = perseus.varlen_attention(*mine, bounds if name == "packed" else one, causal=True, stripe=stripe,
-                                       group=group, window_size=windows[name])
-        out.backward(of_mine[turn])
+        bounds, window, cut = ways[name]
+        out = perseus.varlen_attention(*mine[name], bounds, causal=True, group=group, window_size=(window - 1, 0),
+                                       **cut)
+        out.backward(of_mine[name][turn])
         return out
 
     def torchs(name, turn):
-        of = bounds if name == "packed" else one
-        longest = max(lengths) if name == "packed" else total
-        out = varlen_attn(*leaves, of, of, longest, longest, window_size=windows[name])
+        bounds, window, _ = ways[name]
+        longest = max(lengths) if bounds is packed else total
+        out = varlen_attn(*leaves, bounds, bounds, longest, longest, window_size=(window - 1, 0))
         out.backward(of_out[turn])
         return out
 
     def by_flash3(turn):
-        out = flash3.attention(*leaves, True, bounds, max(lengths))
+        out = flash3.attention(*leaves, True, packed, max(lengths))
         out.backward(of_out[turn])
         return out
 
-    calls = {**{name: lambda turn, name=name: ours(name, turn) for name in windows},
+    def cut_of(name, tensors):
+        return [perseus.split_sequence(t, group, **ways[name][2]) for t in tensors]
+
+    calls = {**{name: lambda turn, name=name: ours(name, turn) for name in ways},
              "flash_one_gpu": lambda turn: torchs("packed", turn)}
     if "FLASH3" in os.environ:
         flash3.load(os.environ["FLASH3"])
         calls["flash3_one_gpu"] = by_flash3
     wanted = {}
-    for name in windows:
+    for name in ways:
         for turn in range(2):
             for t in leaves:
                 t.grad = None
             out = torchs(name, turn).detach()
-            wanted[name, turn] = [perseus.split_sequence(t, group, stripe=stripe)
-                                  for t in (out, *(t.grad for t in leaves))]
+            wanted[name, turn] = cut_of(name, (out, *(t.grad for t in leaves)))
     taken, worst = {name: [] for name in calls}, 0.0
     for i in range(3 + rounds):
         for name, call in calls.items():
-            for t in (*mine, *leaves):
+            for t in (*leaves, *mine.get(name, ())):
                 t.grad = None
             torch.cuda.synchronize()
             dist.barrier()
@@ -148,13 +163,15 @@ def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10,
             dist.all_reduce(usec, op=dist.ReduceOp.MAX)
             if i >= 3:
                 taken[name].append(float(usec))
-            found = out.detach(), *(t.grad for t in (leaves if name.endswith("_one_gpu") else mine))
-            if name.endswith("_one_gpu"):
-                found = [perseus.split_sequence(t, group, stripe=stripe) for t in found]
-            for have, want in zip(found, wanted[name if name in windows else "packed", i % 2]):
+            if name in ways:
+                found = out.detach(), *(t.grad for t in mine[name])
+            else:
+                found = cut_of("packed", (out.detach(), *(t.grad for t in leaves)))
+            for have, want in zip(found, wanted[name if name in ways else "packed", i % 2]):
                 worst = max(worst, distance(have, want))
     usec = {name: round(statistics.median(values), 1) for name, values in taken.items()}
     best = min(value for name, value in usec.items() if name.endswith("_one_gpu"))
-    share = round(best / group.world / usec["packed"], 3)
-    return {"sequences": len(lengths), "longest": max(lengths), "share_of_one_gpu": share, "worst": round(worst, 5),
+    shares = {f"share_of_one_gpu{at}": round(best / group.world / usec[name], 3)
+              for name, at in (("packed", ""), ("assigned_128", "_assigned_128"), ("assigned_512", "_assigned_512"))}
+    return {"sequences": len(lengths), "longest": max(lengths), **shares, "worst": round(worst, 5),
             **{f"{name}_us": value for name, value in usec.items()}}, worst < 0.01

@@ -34,7 +34,7 @@ def met_by(causal, window, cu_seqlens, seq=SEQ):
 
 
 class Results(unittest.TestCase):
-    def check(self, world, causal, window_size, softcap, with_sinks, cu_seqlens):
+    def check(self, world, causal, window_size, softcap, with_sinks, cu_seqlens, assigned=False):
         whole = [random(0, SEQ, HEADS, DIM, seed=seed) for seed in (1, 2, 3)]
         of_out, of_lse = random(0, SEQ, HEADS, DIM, seed=4), random(0, HEADS, SEQ, seed=5).float()
         sinks = torch.tensor([0.5, -1.0]) if with_sinks else None
@@ -45,18 +45,22 @@ class Results(unittest.TestCase):
         ((want * of_out).sum() + (want_lse * of_lse).sum()).backward()
 
         def body(group):
+            ranks_of = perseus.assign_stripes(cu_seqlens, group, positions=SEQ, causal=causal,
+                                              window=window) if assigned else None
+
             def part(t, dim=0):
-                return perseus.split_sequence(t, group, dim=dim)
+                return perseus.split_sequence(t, group, dim=dim, stripe_ranks=ranks_of)
             leaves = [part(t).requires_grad_() for t in whole]
             mine = None if sinks is None else sinks.clone().requires_grad_()
             if cu_seqlens:
                 out, lse = perseus.varlen_attention(*leaves, torch.tensor(cu_seqlens, dtype=torch.int32), causal=causal,
                                                     window_size=window_size, softcap=softcap, sinks=mine,
-                                                    softmax_scale=0.2, return_lse=True, group=group)
+                                                    softmax_scale=0.2, return_lse=True, group=group,
+                                                    stripe_ranks=ranks_of)
             else:
                 out, lse = (t[0] for t in perseus.striped_attention(
                     *(t.unsqueeze(0) for t in leaves), group, causal=causal, window=window, soft_cap=softcap,
-                    sinks=mine, scale=0.2))
+                    sinks=mine, scale=0.2, stripe_ranks=ranks_of))
             torch.autograd.backward([out, lse], [part(of_out), part(of_lse, 1)])
             pairs = [(part(want), out), (part(want_lse, 1), lse),
                      *((part(w.grad), t.grad) for w, t in zip(wide, leaves))]
@@ -72,7 +76,8 @@ class Results(unittest.TestCase):
 
     def test_they_are_attention_over_each_sequence(self):
         for row in ((2, True, (-1, -1), 0.0, False, [0, 100, 100, 101, 400]), (2, True, (70, 0), 20.0, True, None),
-                    (1, False, (90, 90), 0.0, False, [0, 512]), (2, True, (50, -1), 0.0, True, [0, 30, 512])):
+                    (1, False, (90, 90), 0.0, False, [0, 512]), (2, True, (50, -1), 0.0, True, [0, 30, 512]),
+                    (2, True, (-1, -1), 0.0, False, [0, 250, 500], True), (2, True, (70, 0), 0.0, True, None, True)):
             with self.subTest(row=row):
                 self.check(*row)
 
@@ -90,6 +95,10 @@ class Results(unittest.TestCase):
                                                                                                group=group)),
                     (ValueError, "sinks has shape", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
                                                                                      sinks=torch.zeros(3))),
+                    (ValueError, "stripe_ranks has shape", lambda: perseus.varlen_attention(
+                        q, q, q, bounds, group=group, stripe_ranks=torch.zeros(3, dtype=torch.int32))),
+                    (TypeError, "stripe_ranks is torch.int64", lambda: perseus.varlen_attention(
+                        q, q, q, bounds, group=group, stripe_ranks=torch.zeros(2, dtype=torch.int64))),
                     (perseus.PerseusError, "stripes of 192",
                      lambda: perseus.varlen_attention(q, q, q, bounds, group=group, stripe=192))):
                 with self.assertRaisesRegex(error, text):
@@ -175,6 +184,41 @@ class Cutting(unittest.TestCase):
                         call(x, group, dim=dim)
             return True
         self.assertEqual(run(2, body), [True] * 2)
+
+    def test_sequences_stay_on_one_rank_if_stripes_are_assigned(self):
+        bounds = [0, 256, 512, 768, 1024]
+
+        def body(group):
+            ranks_of = perseus.assign_stripes(torch.tensor(bounds, dtype=torch.int32), group)
+            self.assertEqual(ranks_of.dtype, torch.int32)
+            whole = torch.arange(1000)
+            mine = perseus.split_sequence(whole, group, stripe_ranks=ranks_of, fill=-1)
+            self.assertTrue(torch.equal(perseus.join_sequence(mine, group, length=1000, stripe_ranks=ranks_of), whole))
+            at = perseus.sequence_positions(1024, torch.tensor(bounds), group, stripe_ranks=ranks_of)
+            for row, position in zip(mine.tolist(), at.tolist()):
+                self.assertTrue(row < 0 or position == row - max(b for b in bounds if b <= row))
+            return ranks_of.tolist()
+        found = run(2, body)
+        self.assertEqual(found[0], found[1])
+        self.assertIn(found[0], ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4))
+
+    def test_what_cannot_be_assigned_is_refused_by_name(self):
+        def body(group):
+            ranks_of = perseus.assign_stripes([0, 512], group)
+            for error, text, call in (
+                    (ValueError, "cu_seqlens has 1 elements", lambda: perseus.assign_stripes([0], group)),
+                    (ValueError, "stripe is 100", lambda: perseus.assign_stripes([0, 9], group, stripe=100)),
+                    (perseus.PerseusError, r"cu_seqlens\[1\] is -3", lambda: perseus.assign_stripes([0, -3], group)),
+                    (perseus.PerseusError, r"cu_seqlens\[1\] is 600",
+                     lambda: perseus.assign_stripes([0, 600], group, positions=512)),
+                    (perseus.PerseusError, "a sequence of 500",
+                     lambda: perseus.assign_stripes(None, group, positions=500, window=9)),
+                    (perseus.PerseusError, "empty shape", lambda: perseus.assign_stripes(None, group, window=9)),
+                    (ValueError, r"stripe_ranks has shape \(4,\): 1024 positions are 8 stripes of 128 rows",
+                     lambda: perseus.split_sequence(torch.arange(1024), group, stripe_ranks=ranks_of))):
+                with self.assertRaisesRegex(error, text):
+                    call()
+        run(2, body)
 
     def test_stripes_that_no_attention_takes_are_refused(self):
         def body(group):

@@ -34,13 +34,14 @@ from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matm
 from .quantisers import quantise, quantise_reference
 from .scaled import (all_gather_scaled_matmul, all_gather_scaled_matmul_quantised, scaled_matmul_all_reduce,
                      scaled_matmul_quantised, scaled_matmul_reduce_scatter)
-from .striped import join_sequence, sequence_positions, split_sequence, striped_attention, varlen_attention
+from .striped import (assign_stripes, join_sequence, sequence_positions, split_sequence, striped_attention,
+                      varlen_attention)
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
            "all_gather_scaled_matmul", "all_gather_scaled_matmul_quantised", "all_reduce", "all_reduce_rms_norm",
-           "all_reduce_rms_norm_quant", "bundled", "close_all", "enable_inductor", "find", "fp8_all_gather_matmul",
-           "fp8_matmul_all_reduce", "fp8_matmul_reduce_scatter", "fp8_replicated_matmul", "init", "join_sequence",
+           "all_reduce_rms_norm_quant", "assign_stripes", "bundled", "close_all", "enable_inductor", "find",
+           "fp8_all_gather_matmul", "fp8_matmul_all_reduce", "fp8_matmul_reduce_scatter", "fp8_replicated_matmul", "init", "join_sequence",
            "keep_order", "library", "matmul_all_reduce", "matmul_all_reduce_rms_norm",
            "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "matmul_reduce_scatter_rms_norm",
            "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
