@@ -9,7 +9,7 @@
 #include "test/hopper/ranks.h"
 #include "tools/hopper/hopper.h"
 
-enum { LAST = PRS_RESERVED_WORDS - 4, /* of the structure that has the fewest left */ BYTES = 4096 };
+enum { LAST = PRS_RESERVED_WORDS - 5, /* of the structure that has the fewest left */ BYTES = 4096 };
 
 static const struct prs_gemm_shape product = {PRS_GEMM_ALONE, 64, 64, 64};
 static const struct prs_moe_shape experts = {.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1};
