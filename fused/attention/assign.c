@@ -6,10 +6,10 @@
  * the position of the queries, and backward, where it falls with the position of the keys.
  *
  * One rank after the other takes an arc: as many stripes as each rank has, with its share of the forward and of the
- * backward work. Among such arcs it takes the one that cuts the shortest sequences, since the stripes of a sequence that
- * is cut travel. What is left closes to a circle again. There is such an arc, up to the work of a few stripes: arcs that
- * follow each other around the circle have the right work on average, and from one place to the next an arc's work
- * changes by that of two stripes. */
+ * backward work. Among such arcs it takes the one that cuts the shortest sequences, since the stripes of a sequence
+ * that is cut travel. What is left closes to a circle again. There is such an arc, up to the work of a few stripes:
+ * arcs that follow each other around the circle have the right work on average, and from one place to the next an arc's
+ * work changes by that of two stripes. */
 #include "fused/attention/assign.h"
 
 #include <errno.h>

@@ -77,7 +77,7 @@ PRS_DEVICE void write_tables(const struct prs_prepare_args &args, uint32_t rank)
             m->in_warp[threadIdx.x / 32] = __popc(others);
         __syncthreads();
         for (uint32_t warp = 0; warp < PREPARE_WARPS; warp++) {
-            /* MUTANT(emulator attention_striped/tables_of_many_stripes_are_right) stripes of the warps before: delete */
+            /* MUTANT(emulator attention_striped/tables_of_many_stripes_are_right) those of the warps before: delete */
             mine += warp < threadIdx.x / 32 ? m->in_warp[warp] : 0;
             before += m->in_warp[warp];
         }

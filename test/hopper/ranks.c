@@ -296,6 +296,13 @@ void *ranks_device(size_t bytes, int fill)
     return p;
 }
 
+void *ranks_copy(const void *from, size_t bytes)
+{
+    void *p = ranks_device(bytes, 0xff);
+    cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+}
+
 void *ranks_upload(uint32_t key, uint64_t count)
 {
     return ranks_upload_of(PRS_DTYPE_BF16, key, count);

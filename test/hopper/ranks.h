@@ -61,6 +61,8 @@ uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c);
 void ranks_fill(void *at, int fill, size_t bytes);
 /* Memory of the GPU, and a little more, filled with a byte. */
 void *ranks_device(size_t bytes, int fill);
+/* Memory of the GPU with a copy of memory of the host. */
+void *ranks_copy(const void *from, size_t bytes);
 
 /* Rounds to bf16, to nearest even. These four are here because references spend most of their time in them. */
 static inline uint16_t ranks_bf16(float v)

@@ -238,13 +238,6 @@ static void check_result(struct run *run, const uint16_t *have, uint32_t rank, u
 }
 
 /* ---- ranks ---- */
-static void *upload(const void *from, size_t bytes)
-{
-    void *p = ranks_device(bytes, 0);
-    cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
-    return p;
-}
-
 struct weights {
     void *first, *second;
 };
@@ -270,8 +263,8 @@ static void make_launch(const struct ranks_moe *w, uint32_t rank, uint32_t l, co
     *x = (struct launch){.bytes = (size_t)count * w->hidden * 2};
     x->batch.count = count;
     x->batch.tokens = ranks_upload(key_of_tokens(l, rank), elements);
-    x->batch.chosen = upload(chosen, (choices + 1) * sizeof(*chosen));
-    x->batch.router_weights = upload(router, (choices + 1) * sizeof(*router));
+    x->batch.chosen = ranks_copy(chosen, (choices + 1) * sizeof(*chosen));
+    x->batch.router_weights = ranks_copy(router, (choices + 1) * sizeof(*router));
     x->batch.weights = weights->first;
     x->batch.maps = w->kept_maps ? ranks_device(info->maps_bytes, 0xee) : NULL;
     x->results.out = ranks_device(x->bytes, 0xff);

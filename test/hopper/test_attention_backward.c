@@ -192,13 +192,6 @@ static uint64_t slice_size(const struct row *r, enum tensor t)
     return size_of(&r->shape, t) / r->world;
 }
 
-static void *upload(const void *from, size_t bytes)
-{
-    void *to = ranks_device(bytes, 0xff);
-    (void)cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
-    return to;
-}
-
 static void *upload_slice(const struct row *r, const struct problem *p, enum tensor t, uint32_t rank)
 {
     uint64_t heads = (uint64_t)r->shape.batch * heads_of(&r->shape, t), d = r->shape.head_dim;
@@ -211,7 +204,7 @@ static void *upload_slice(const struct row *r, const struct problem *p, enum ten
             for (uint64_t i = 0; i < d && holder == rank; i++)
                 slice[at + i] = ranks_bf16((float)p->x[t][(head * r->shape.seq + position) * d + i]);
         }
-    to = upload(slice, slice_size(r, t) * 2);
+    to = ranks_copy(slice, slice_size(r, t) * 2);
     free(slice);
     return to;
 }
@@ -228,7 +221,7 @@ static void *upload_values(const struct row *r, const float *whole, uint32_t ran
             if (holder_of(r, position, &at) == rank)
                 slice[head * rows + at] = whole[head * r->shape.seq + position];
         }
-    to = upload(slice, heads * rows * sizeof(float));
+    to = ranks_copy(slice, heads * rows * sizeof(float));
     free(slice);
     return to;
 }
