@@ -95,6 +95,8 @@ class Results(unittest.TestCase):
                                                                                                group=group)),
                     (ValueError, "sinks has shape", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
                                                                                      sinks=torch.zeros(3))),
+                    (ValueError, "window is -4", lambda: perseus.striped_attention(
+                        *(q.unsqueeze(0) for _ in range(3)), group, window=-4)),
                     (ValueError, "stripe_ranks has shape", lambda: perseus.varlen_attention(
                         q, q, q, bounds, group=group, stripe_ranks=torch.zeros(3, dtype=torch.int32))),
                     (TypeError, "stripe_ranks is torch.int64", lambda: perseus.varlen_attention(
@@ -207,6 +209,14 @@ class Cutting(unittest.TestCase):
             ranks_of = perseus.assign_stripes([0, 512], group)
             for error, text, call in (
                     (ValueError, "cu_seqlens has 1 elements", lambda: perseus.assign_stripes([0], group)),
+                    (ValueError, "cu_seqlens has 0.0", lambda: perseus.assign_stripes(torch.tensor([0, 1.5]), group)),
+                    (ValueError, r"cu_seqlens has \[0, 1\]",
+                     lambda: perseus.assign_stripes(torch.tensor([[0, 1]]), group)),
+                    (ValueError, "cu_seqlens has 4294967808", lambda: perseus.assign_stripes([0, 2**32 + 512], group)),
+                    (ValueError, "positions is -512",
+                     lambda: perseus.assign_stripes(None, group, positions=-512, window=9)),
+                    (ValueError, "window is -5",
+                     lambda: perseus.assign_stripes(None, group, positions=512, window=-5)),
                     (ValueError, "stripe is 100", lambda: perseus.assign_stripes([0, 9], group, stripe=100)),
                     (perseus.PerseusError, r"cu_seqlens\[1\] is -3", lambda: perseus.assign_stripes([0, -3], group)),
                     (perseus.PerseusError, r"cu_seqlens\[1\] is 600",

@@ -33,6 +33,7 @@ from ._group import Group
 from ._registry import GroupLike, find, name_of
 
 STRIPES = 512, 256, 128  # rows
+MOST_POSITIONS = 1 << 31
 LEAST_STRIPES = 32  # of a rank: then work is within 11 % of even (means of 64k tokens of documents)
 
 
@@ -54,12 +55,18 @@ def _check_stripe(stripe: Any) -> None:
         raise ValueError(f"perseus: stripe is {stripe!r}; it must be 0 or a power of two, {STRIPES[-1]} rows at least")
 
 
+def _check_window(op: str, window: Any) -> None:
+    if type(window) is not int or not 0 <= window < MOST_POSITIONS:
+        raise ValueError(f"perseus.{op}: window is {window!r}: want a number of positions, 0 for no window")
+
+
 # ---- the ops ----
 
 def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
            sinks: torch.Tensor | None, stripe_ranks: torch.Tensor | None, causal: bool, stripe: int, window: int,
            soft_cap: float, heads_first: bool) -> dict[str, Any]:
     """The fields of struct prs_attention_shape, of tensors that are checked. The scale is of a launch."""
+    _check_window(op, window)
     _check_tensor(group, op, "q", q, _bf16, (-1, -1, -1, -1))
     batch, dim = q.shape[0], q.shape[3]
     rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
@@ -242,14 +249,20 @@ def assign_stripes(cu_seqlens: torch.Tensor | Sequence[int] | None, group: Group
     causal, window: as of striped_attention(). stripe: rows; 0: 128.
     """
     _check_stripe(stripe)
+    _check_window("assign_stripes", window)
     g, stripe, bounds = find(name_of(group)), stripe or STRIPES[-1], None
     if cu_seqlens is not None:
-        numbers = cu_seqlens.tolist() if isinstance(cu_seqlens, torch.Tensor) else list(cu_seqlens)
+        numbers = torch.atleast_1d(cu_seqlens).tolist() if isinstance(cu_seqlens, torch.Tensor) else list(cu_seqlens)
+        wrong = [n for n in numbers if type(n) is not int or not -MOST_POSITIONS < n < MOST_POSITIONS]
+        if wrong:
+            raise ValueError(f"perseus.assign_stripes: cu_seqlens has {wrong[0]!r}: want whole numbers below 2^31")
         if len(numbers) < 2:
             raise ValueError(f"perseus.assign_stripes: cu_seqlens has {len(numbers)} elements: it has the beginning of "
                              "each sequence, and the end of the last one")
         bounds = (ctypes.c_int32 * len(numbers))(*numbers)
         positions = positions or -(-max(numbers[-1], 1) // (2 * g.world * stripe)) * 2 * g.world * stripe
+    if type(positions) is not int or not 0 <= positions < MOST_POSITIONS:
+        raise ValueError(f"perseus.assign_stripes: positions is {positions!r}: want a whole number, 0 to 2^31 - 1")
     lib = g.library
     shape = lib.prs_attention_shape(batch=1, heads_q=1, heads_kv=1, head_dim=64, seq=positions, causal=int(causal),
                                     stripe=stripe, window=window, packed=int(bounds is not None))
