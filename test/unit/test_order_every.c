@@ -12,7 +12,7 @@ enum {
     STEPS = 5, /* of a program */
     SIGNALS = 2,
     GROUPS = 2,
-    KEPT = 8, /* ring slots, group slots, words and so on: so few requests never use more */
+    KEPT = 6, /* ring slots, group slots, words and so on: so few requests never use more */
     QUEUES = 2,
     SPACE_BYTES = 16 << 10,
     LANES = 4, /* words that are hashed at a time */
@@ -202,6 +202,8 @@ static void explore(const struct program *program, enum flavour flavour, int dep
     int done = net.puts + net.signals, ways = 0;
 
     cr_assert_lt(depth, (int)MOST_DEPTH);
+    for (int q = 0; q < QUEUES; q++)
+        cr_assert_leq(net.order.queue[q].head % NET_DEPTH, (uint32_t)KEPT);
     if (!enter(save(kept[depth])))
         return;
     states++;
