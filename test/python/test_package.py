@@ -41,7 +41,7 @@ class Interpreters:
     """Interpreters that have imported torch and nothing else: forks of one. To import it anew takes each three seconds
     of the CPU. What they run ends as it would in an interpreter of its own."""
     SERVER = """
-import gc, json, os, runpy, sys
+import gc, io, json, os, runpy, sys
 import torch.distributed.tensor.parallel
 gc.freeze()  # else a fork that ends takes a second to look through torch's objects
 own_path = sys.path[1:]
@@ -57,6 +57,8 @@ for number, path in enumerate((os.devnull, given["stdout"], given["stderr"])):
     os.dup2(os.open(path, os.O_RDWR), number)
 os.environ.clear()
 os.environ.update(given["env"])
+if os.environ.get("PYTHONUNBUFFERED"):  # Python itself looks only when it starts
+    sys.stdout = io.TextIOWrapper(open(1, "wb", 0), write_through=True)
 first = os.path.dirname(given["what"]) if given["how"] == "file" else ""
 sys.path[:] = [first, *os.environ.get("PYTHONPATH", "").split(os.pathsep), *own_path]
 sys.argv = [given["what"], *given["arguments"]]
@@ -69,7 +71,7 @@ else:
 
     @classmethod
     def start(cls):
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONUNBUFFERED")}
         cls.server = subprocess.Popen([sys.executable, "-c", cls.SERVER], env=env, text=True, stdin=subprocess.PIPE,
                                       stdout=subprocess.PIPE)
 
@@ -80,21 +82,21 @@ else:
         unittest.addModuleCleanup(stop)
 
     @classmethod
-    def run(cls, how, what, *arguments, env):
+    def run(cls, how, what, *arguments, env, stdout=None):
         if not cls.server:
             cls.start()
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            given = {"how": how, "what": str(what), "arguments": arguments, "env": env, "stdout": out.name,
-                     "stderr": err.name}
+            given = {"how": how, "what": str(what), "arguments": arguments, "env": env,
+                     "stdout": stdout or out.name, "stderr": err.name}
             print(json.dumps(given), file=cls.server.stdin, flush=True)
             status = int(cls.server.stdout.readline())
             return subprocess.CompletedProcess([what, *arguments], status, out.read(), err.read())
 
 
-def command(module, *arguments, path=None, **variables):
+def command(module, *arguments, path=None, stdout=None, **variables):
     env = dict(os.environ, **variables)
     env["PYTHONPATH"] = str(path) if path else env["PYTHONPATH"]
-    return Interpreters.run("module", module, *arguments, env=env)
+    return Interpreters.run("module", module, *arguments, env=env, stdout=stdout)
 
 
 def refusal(module, *arguments, **variables):
@@ -220,9 +222,7 @@ class Commands(unittest.TestCase):
 
     def test_output_that_is_lost_is_an_error(self):
         for words, unbuffered in (([], ""), (["--json"], "1"), (["--help"], ""), (["--help"], "1")):
-            with open("/dev/full", "w") as full:
-                done = subprocess.run([sys.executable, "-m", "perseus.info", *words], stdout=full, text=True,
-                                      stderr=subprocess.PIPE, env=dict(os.environ, PYTHONUNBUFFERED=unbuffered))
+            done = command("perseus.info", *words, stdout="/dev/full", PYTHONUNBUFFERED=unbuffered)
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
             self.assertIn("perseus.info: cannot write all of the output: No space left", done.stderr)
 
@@ -236,7 +236,7 @@ class Commands(unittest.TestCase):
             self.assertIn(f"{name}.py: {said}", done.stderr)
 
     def test_the_example_without_a_gpu(self):
-        done = subprocess.run([sys.executable, str(SOURCE / "examples/emulated.py")], capture_output=True, text=True)
+        done = Interpreters.run("file", SOURCE / "examples/emulated.py", env=dict(os.environ))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual((done.stdout.count("are right"), done.stdout.count("as one kernel, is right")), (2, 2))
 
