@@ -68,7 +68,7 @@ PRS_API int prs_attention_positions(const struct prs_attention_shape *shape, uin
 
 /** Chooses which rank has which stripe of a launch, from the lengths of its sequences: all ranks get equally many
  * stripes and nearly the same work, forward and backward, and few sequences are cut. Local; the same arguments give the
- * same result on all ranks. It takes some 0.1 ms for 512 stripes.
+ * same result on all ranks. It takes some 0.1 ms for 512 stripes, and 2 ms for 8192 of 8 ranks.
  *
  * shape: of a striped plan, with the seq of the launch. cu_seqlens: as for a launch, but in host memory; NULL if the
  * shape is not packed. stripe_ranks: gets the rank of each of the seq / stripe stripes; a copy of it in device memory
