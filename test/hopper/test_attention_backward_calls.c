@@ -55,25 +55,6 @@ static void assert_refused(int have, int want, const char *text)
     cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
 }
 
-static void open_between_nodes(uint32_t rank, struct ranks_self *self, void *user)
-{
-    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 1, 0, 0, .stripe = 128};
-    struct prs_attention_backward_plan *plan;
-    struct prs_fused *ctx;
-    (void)user;
-    cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0, "rank %u", rank);
-    assert_refused(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP, "striped");
-    prs_fused_close(ctx);
-}
-
-Test(attention_backward_nodes, stripes_are_refused, .timeout = 600)
-{
-    if (!getenv("SOFTNIC_WORLD"))
-        cr_skip_test("not under softnic-run");
-    hopper_setup(2, SMS, 0);
-    ranks_run(2, open_between_nodes, NULL);
-}
-
 static void open_long(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_attention_shape shape = {1, 3, 3, 64, 49152, 1, 0, 0};

@@ -476,6 +476,11 @@ Test(attention_striped, stripes_that_are_assigned_to_ranks_are_right, .timeout =
                   .stripes = {ASSIGNED, ZIGZAG, ROTATED}},
                  {2, {2, 1, 1, 128, 512, 1, 1, 0, 128, 100}, 2, .stripes = {ROTATED, ASSIGNED}},
                  {3, {1, 1, 1, 64, 768, 0, 0, 0, 128, 0, 1}, 1, {{250, 700}}, 2, .stripes = {ROTATED}},
+                 {2,
+                  {3, 1, 1, 64, 512, 1, 0, 0, 128, 60},
+                  2,
+                  .stripes = {ROTATED, ASSIGNED},
+                  .tuning = {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
                  {1, {1, 1, 1, 64, 512, 1, 0, 0, 256, 140}, 1, .stripes = {ASSIGNED}});
 }
 

@@ -15,12 +15,16 @@ enum { SMS = 4 };
 static void open_between_nodes(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_attention_shape shape = {1, 2, 2, 64, 512, 1, 0, 0, 128};
+    struct prs_attention_backward_plan *back;
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     (void)user;
     cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0, "rank %u", rank);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP);
-    cr_assert(strstr(prs_fused_error_text(), "on one node") != NULL, "%s", prs_fused_error_text());
+    cr_assert(strstr(prs_fused_error_text(), "striped, it runs on one node"), "%s", prs_fused_error_text());
+    cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &back), -ENOTSUP);
+    cr_assert(strstr(prs_fused_error_text(), "striped, the backward pass runs on one node"), "%s",
+              prs_fused_error_text());
     prs_fused_close(ctx);
 }
 
